@@ -1,0 +1,39 @@
+# The whole project in a few commands; `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench clean
+
+help: ## list the commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+setup: $(VENV)/.installed ## create .venv with the tested versions of everything
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup ## train on two moons, write figures and a report to runs/demo
+	$(BIN)/density-softmax demo --out runs/demo
+
+test: setup ## run the tests
+	$(BIN)/pytest
+
+check: setup ## format, lint, types and tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+format: setup ## rewrite the code in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## run the benchmarks that need no downloaded data
+	$(BIN)/python benchmarks/feature_cache.py
+
+clean: ## remove the environment and everything generated
+	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,178 @@
+"""Frozen dataclasses as configuration: to and from plain dictionaries, and `path=value` overrides.
+
+The config of a part is a dataclass inside the part. Where several parts can stand in one place
+(encoders, densities, methods), their configs form a family: each member names its `kind`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+__all__ = ["ConfigError", "Family", "differences", "from_dict", "override", "to_dict"]
+
+C = TypeVar("C")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be built; the message names the path and the remedy."""
+
+
+class Family:
+    """Base of a family of configs. `class Adam(Optimizer, kind="adam")` joins one."""
+
+    kind: ClassVar[str]
+    members: ClassVar[dict[str, type[Family]]]
+
+    def __init_subclass__(cls, kind: str | None = None, **kwargs: Any) -> None:
+        """Register a member by its kind; without one, found a new family."""
+        super().__init_subclass__(**kwargs)
+        if kind is None:
+            cls.members = {}
+        else:
+            cls.kind = kind
+            cls.members[kind] = cls
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config as nested dictionaries of JSON values; family members carry their `kind`."""
+    result: dict[str, Any] = {"kind": config.kind} if isinstance(config, Family) else {}
+    for field in dataclasses.fields(config):
+        result[field.name] = _plain(getattr(config, field.name))
+    return result
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def from_dict(cls: type[C], values: Mapping[str, Any], path: str = "") -> C:
+    """The inverse of `to_dict`. Unknown and ill-typed entries raise with their path."""
+    values = dict(values)
+    target: Any = cls
+    if issubclass(cls, Family):
+        target = _member(cls, values.pop("kind", None), path)
+    hints = typing.get_type_hints(target)
+    names = [field.name for field in dataclasses.fields(target)]
+    for name in values:
+        if name not in names:
+            raise ConfigError(_unknown(_join(path, name), name, names))
+    built = {name: _build(hints[name], value, _join(path, name)) for name, value in values.items()}
+    try:
+        return typing.cast(C, target(**built))
+    except TypeError as error:
+        raise ConfigError(f"{path or target.__name__}: {error}") from None
+
+
+def override(config: C, assignment: str) -> C:
+    """A copy of `config` with one `path=value` changed, e.g. `method.scale=max`."""
+    path, equals, text = assignment.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"'{assignment}' is not of the form path=value")
+    return typing.cast(C, _replace(config, path.split("."), text, path))
+
+
+def _replace(config: Any, keys: list[str], text: str, path: str) -> Any:
+    names = [field.name for field in dataclasses.fields(config)]
+    if keys[0] not in names:
+        raise ConfigError(_unknown(path, keys[0], names))
+    old = getattr(config, keys[0])
+    if len(keys) == 1:
+        new = _build(typing.get_type_hints(type(config))[keys[0]], _parse(text), path)
+    elif dataclasses.is_dataclass(old):
+        new = _replace(old, keys[1:], text, path)
+    else:
+        raise ConfigError(f"{path}: '{keys[0]}' is the value {old!r} and has no parts")
+    return dataclasses.replace(config, **{keys[0]: new})
+
+
+def differences(base: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> list[str]:
+    """The `path=value` assignments in which `other` deviates from `base`."""
+    if base.get("kind") != other.get("kind"):
+        return [f"{path}={other.get('kind')}"]
+    found = []
+    for key, value in other.items():
+        here = _join(path, key)
+        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping):
+            found += differences(base[key], value, here)
+        elif value != base.get(key):
+            shown = value.get("kind", "changed") if isinstance(value, Mapping) else value
+            found.append(f"{here}={shown if isinstance(shown, str) else json.dumps(shown)}")
+    return found
+
+
+def _build(hint: Any, value: Any, path: str) -> Any:
+    """`value`, checked against and converted to the type that `hint` names."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        (hint,) = [arg for arg in args if arg is not type(None)]
+        return _build(hint, value, path)
+    if origin is typing.Literal:
+        if value not in args:
+            raise ConfigError(f"{path}={value}: choose one of {', '.join(map(str, args))}")
+        return value
+    if origin is tuple:
+        return _build_tuple(args, value, path)
+    if dataclasses.is_dataclass(hint) or issubclass(hint, Family):
+        return _build_config(hint, value, path)
+    return _build_scalar(hint, value, path)
+
+
+def _build_config(hint: Any, value: Any, path: str) -> Any:
+    if isinstance(value, str) and issubclass(hint, Family):
+        value = {"kind": value}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path}={value!r}: set its parts one by one, as {path}.NAME=value")
+    return from_dict(hint, value, path)
+
+
+def _build_tuple(args: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f'{path}={value}: expected a list, such as [1, 2] or ["a", "b"]')
+    if args[-1] is Ellipsis:
+        args = (args[0],) * len(value)
+    if len(args) != len(value):
+        raise ConfigError(f"{path}={value}: expected {len(args)} entries, got {len(value)}")
+    return tuple(_build(arg, item, path) for arg, item in zip(args, value, strict=True))
+
+
+def _build_scalar(hint: type, value: Any, path: str) -> Any:
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise ConfigError(f"{path}={value}: expected {hint.__name__}, got {type(value).__name__}")
+    return value
+
+
+def _member(family: type[Family], kind: Any, path: str) -> type[Family]:
+    if kind not in family.members:
+        raise ConfigError(_unknown(_join(path, "kind") if path == "" else path, kind, family.members))
+    return family.members[kind]
+
+
+def _unknown(path: str, name: Any, known: typing.Iterable[str]) -> str:
+    known = sorted(known)
+    close = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{path}: unknown name '{name}'; {hint}there are: {', '.join(known)}"
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _parse(text: str) -> Any:
+    """JSON where it is JSON (numbers, lists, true, null), otherwise the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
