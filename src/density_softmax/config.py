@@ -14,12 +14,14 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
+from density_softmax.errors import UserError
+
 __all__ = ["ConfigError", "Family", "differences", "from_dict", "override", "to_dict"]
 
 C = TypeVar("C")
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A configuration that cannot be built; the message names the path and the remedy."""
 
 
@@ -155,7 +157,9 @@ def _build_scalar(hint: type, value: Any, path: str) -> Any:
 
 def _member(family: type[Family], kind: Any, path: str) -> type[Family]:
     if kind not in family.members:
-        raise ConfigError(_unknown(_join(path, "kind") if path == "" else path, kind, family.members))
+        raise ConfigError(
+            _unknown(_join(path, "kind") if path == "" else path, kind, family.members)
+        )
     return family.members[kind]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
-__all__ = ["Batch", "Prediction", "Row", "Task"]
+__all__ = ["Batch", "Data", "Prediction", "Row", "Source", "Split", "Task"]
 
 
 class Batch(NamedTuple):
@@ -31,17 +34,6 @@ class Prediction(NamedTuple):
     epistemic: Tensor
 
 
-@dataclass(frozen=True)
-class Task:
-    """What a method may know about the training data before it sees a batch."""
-
-    num_classes: int
-    num_train: int
-    input_shape: tuple[int, ...]
-    class_counts: tuple[int, ...]
-    class_names: tuple[str, ...]
-
-
 class Row(NamedTuple):
     """One reported figure. Every number the software shows is one of these."""
 
@@ -52,3 +44,63 @@ class Row(NamedTuple):
     split: str
     metric: str
     value: float
+
+
+class Source(ABC):
+    """A data set that can be read by index, in batches, in any order.
+
+    Attributes:
+        batch_size: what its owner chose; None leaves it to the stage that reads.
+    """
+
+    batch_size: int | None = None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of samples."""
+
+    @abstractmethod
+    def order(self, seed: int) -> Sequence[int]:
+        """The indices of one training epoch; the seed decides their order."""
+
+    @abstractmethod
+    def read(
+        self, batches: Sequence[Sequence[int]], device: torch.device, seed: int | None = None
+    ) -> Iterator[Batch]:
+        """One batch per list of indices, on `device`; a seed turns on training augmentation."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A named set to evaluate on.
+
+    `role` says what may be asked of it: accuracy and calibration of an `iid` or `shift` set,
+    detection on an `ood` set, whose labels mean nothing, and pictures of a `surface`.
+    """
+
+    name: str
+    role: Literal["iid", "shift", "ood", "surface"]
+    source: Source
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be learned, known before any data is seen."""
+
+    class_names: tuple[str, ...]
+    input_shape: tuple[int, ...]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.class_names)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Everything a run reads: a training set, a slice held out of it, and sets to evaluate on."""
+
+    task: Task
+    train: Source
+    heldout: Source
+    splits: tuple[Split, ...]

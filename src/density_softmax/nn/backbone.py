@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from density_softmax.config import Family
 
-__all__ = ["Backbone", "BackboneConfig"]
+__all__ = ["Backbone", "BackboneConfig", "feature_width"]
 
 
 class Backbone(nn.Module, ABC):
@@ -33,3 +33,18 @@ class BackboneConfig(Family, ABC):
     @abstractmethod
     def build(self, input_shape: tuple[int, ...]) -> Backbone:
         """A freshly initialised backbone for inputs of `input_shape` (without the batch)."""
+
+
+def feature_width(encoder: nn.Module, num_features: int | None = None) -> int:
+    """The width of an encoder's output: as told, as it says, or that of its last linear layer."""
+    if num_features is not None:
+        return num_features
+    width = getattr(encoder, "num_features", None)
+    if isinstance(width, int):
+        return width
+    linear = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise ValueError(
+            f"cannot tell how many features {type(encoder).__name__} returns: pass num_features=..."
+        )
+    return linear[-1].out_features

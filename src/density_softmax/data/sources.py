@@ -1,0 +1,143 @@
+"""Sources of batches: arrays in memory, and whatever a torch DataLoader reads."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from density_softmax.types import Batch, Source
+
+__all__ = ["ArraySource", "DatasetSource", "Preparation", "as_source", "hold_out"]
+
+
+class Preparation(ABC):
+    """What happens to a raw batch before the network sees it.
+
+    Random choices are drawn once per epoch for every sample, so that a sample's augmentation
+    depends on the seed alone and not on batch size or on how many processes share the work.
+    """
+
+    @abstractmethod
+    def draw(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        """The random choices of one epoch, a row per sample."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor, draws: Tensor | None) -> Tensor:
+        """The prepared batch; without draws, as at test time."""
+
+
+@final
+class ArraySource(Source):
+    """Samples in memory (or memory-mapped), prepared as whole batches on the device."""
+
+    def __init__(self, x: Tensor, y: Tensor, preparation: Preparation | None = None) -> None:
+        if len(x) != len(y):
+            raise ValueError(f"{len(x)} inputs but {len(y)} labels: each input needs one label")
+        if len(x) == 0:
+            raise ValueError("the data set is empty: it needs at least one sample")
+        self.x, self.y, self.preparation = x, y, preparation
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self.x)
+
+    def order(self, seed: int) -> list[int]:
+        """A random permutation."""
+        return torch.randperm(len(self), generator=_generator(seed)).tolist()
+
+    def read(
+        self, batches: Sequence[Sequence[int]], device: torch.device, seed: int | None = None
+    ) -> Iterator[Batch]:
+        """One batch per list of indices, prepared on `device`."""
+        prepare, draws = self.preparation, None
+        if prepare is not None and seed is not None:
+            draws = prepare.draw(len(self), _generator(seed))
+        for indices in batches:
+            rows = torch.as_tensor(indices)
+            x, y = self.x[rows].to(device, non_blocking=True), self.y[rows].to(device)
+            if prepare is not None:
+                x = prepare(x, None if draws is None else draws[rows].to(device))
+            yield Batch(x, y)
+
+
+@final
+class DatasetSource(Source):
+    """A map-style torch data set, decoded by the workers of a DataLoader.
+
+    Augmentation, if any, is the data set's own.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        if isinstance(loader.dataset, IterableDataset):
+            raise ValueError(
+                "an IterableDataset cannot be resumed or shared between processes: "
+                "wrap it in a map-style Dataset with __len__ and __getitem__"
+            )
+        self.loader = loader
+        self.batch_size = loader.batch_size
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self.loader.dataset)  # type: ignore[arg-type]
+
+    def order(self, seed: int) -> list[int]:
+        """The indices of the loader's own sampler, its randomness fixed by the seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return [int(index) for index in self.loader.sampler]
+
+    def read(
+        self, batches: Sequence[Sequence[int]], device: torch.device, seed: int | None = None
+    ) -> Iterator[Batch]:
+        """One batch per list of indices, through the loader's workers and collate function."""
+        generator = None if seed is None else _generator(seed)
+        loader = DataLoader(
+            self.loader.dataset,
+            batch_sampler=batches,  # type: ignore[arg-type]
+            num_workers=self.loader.num_workers,
+            collate_fn=self.loader.collate_fn,
+            pin_memory=self.loader.pin_memory,
+            worker_init_fn=self.loader.worker_init_fn,
+            generator=generator,
+        )
+        for x, y in loader:
+            yield Batch(x.to(device, non_blocking=True), torch.as_tensor(y).to(device))
+
+
+def as_source(data: Any) -> Source:
+    """A source from a source, a DataLoader, a map-style Dataset, or a pair of arrays."""
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, DataLoader):
+        return DatasetSource(data)
+    if isinstance(data, Dataset):
+        return DatasetSource(DataLoader(data, batch_size=None, shuffle=True))
+    if isinstance(data, tuple) and len(data) == 2:
+        x, y = (torch.as_tensor(np.asarray(part)) for part in data)
+        return ArraySource(x.float() if x.is_floating_point() else x, y.long())
+    raise TypeError(
+        f"cannot read data from a {type(data).__name__}: "
+        "pass a DataLoader, a Dataset or a pair (inputs, labels)"
+    )
+
+
+def hold_out(num_samples: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices to train on and indices held out, split at random by the seed."""
+    num_heldout = round(num_samples * fraction)
+    if not 0 < num_heldout < num_samples:
+        raise ValueError(
+            f"holding out {fraction} of {num_samples} samples leaves nothing on one side: "
+            "choose a fraction between 0 and 1"
+        )
+    permutation = torch.randperm(num_samples, generator=_generator(seed))
+    return permutation[num_heldout:].sort().values, permutation[:num_heldout].sort().values
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

@@ -1,0 +1,124 @@
+"""The contract of every method: a training story and one forward pass."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from density_softmax.config import Family, from_dict, to_dict
+from density_softmax.nn.backbone import feature_width
+from density_softmax.stages import Stage
+from density_softmax.storage import StorageError, load_tensors, save_tensors
+from density_softmax.types import Prediction
+from density_softmax.version import __version__
+
+__all__ = ["Method", "MethodConfig", "load"]
+
+
+class Method(nn.Module, ABC):
+    """A classifier that says what it does not know.
+
+    A concrete method adds its parts, `stages()` and `forward()`. It holds no loop over data, no
+    optimizer, no device and no metric, and everything it learns or estimates is a parameter or a
+    buffer.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        config: MethodConfig,
+        num_features: int | None = None,
+    ) -> None:
+        super().__init__()
+        if num_classes < 2:
+            raise ValueError(f"num_classes={num_classes}: a classifier needs at least two")
+        self.encoder = encoder
+        self.config = config
+        self.num_classes = num_classes
+        self.num_features = feature_width(encoder, num_features)
+
+    @abstractmethod
+    def stages(self) -> tuple[Stage, ...]:
+        """The training story, in order."""
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Prediction:
+        """Class probabilities and both parts of the uncertainty."""
+
+    def features(self, x: Tensor) -> Tensor:
+        """z = f(x), checked to be vectors of the width the method was built for."""
+        z: Tensor = self.encoder(x)
+        if z.ndim != 2 or z.shape[1] != self.num_features:
+            raise ValueError(
+                f"the encoder returned features of shape {tuple(z.shape)}, expected (batch, "
+                f"{self.num_features}): flatten them or build the method with the right num_features"
+            )
+        return z
+
+    @torch.no_grad()
+    def predict(self, x: Any) -> Prediction:
+        """Serve a batch: evaluation mode, on the model's device, bad rows flagged.
+
+        A row with a NaN or an infinite value gets uniform probabilities and infinite epistemic
+        uncertainty; the others are served as usual.
+        """
+        was_training = self.training
+        self.eval()
+        try:
+            reference = next(self.parameters())
+            x = torch.as_tensor(x).to(reference.device)
+            return self._flagged(x.to(reference.dtype) if x.is_floating_point() else x)
+        finally:
+            self.train(was_training)
+
+    def _flagged(self, x: Tensor) -> Prediction:
+        finite = x.isfinite().flatten(1).all(1)
+        bad = ~finite
+        clean = torch.where(finite.view(-1, *[1] * (x.ndim - 1)), x, torch.zeros_like(x))
+        probs, aleatoric, epistemic = self(clean)
+        uniform = torch.full_like(probs, 1 / self.num_classes)
+        return Prediction(
+            probs.where(finite[:, None], uniform),
+            aleatoric.masked_fill(bad, torch.log(torch.tensor(self.num_classes)).item()),
+            epistemic.masked_fill(bad, float("inf")),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write weights, estimates and configuration to one safetensors file."""
+        metadata = {
+            "method": json.dumps(to_dict(self.config)),
+            "num_classes": str(self.num_classes),
+            "num_features": str(self.num_features),
+            "version": __version__,
+        }
+        save_tensors(Path(path), self.state_dict(), metadata)
+
+
+class MethodConfig(Family, ABC):
+    """The family of methods; `kind` is the registry key."""
+
+    @abstractmethod
+    def build(
+        self, encoder: nn.Module, num_classes: int, num_features: int | None = None
+    ) -> Method:
+        """An untrained method around `encoder`."""
+
+
+def load(path: str | Path, encoder: nn.Module) -> Method:
+    """The method that `Method.save` wrote, around an encoder of the same architecture."""
+    tensors, metadata = load_tensors(Path(path))
+    if "method" not in metadata:
+        raise StorageError(f"{path}: not written by Method.save, it names no method")
+    config = from_dict(MethodConfig, json.loads(metadata["method"]))
+    method = config.build(encoder, int(metadata["num_classes"]), int(metadata["num_features"]))
+    try:
+        method.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise StorageError(f"{path}: does not fit this encoder: {error}") from None
+    return method.eval()

@@ -1,0 +1,34 @@
+"""What is measured: pure functions of tensors, computed in float64 on the CPU."""
+
+from density_softmax.metrics.calibration import ReliabilityBins, ece, mece, reliability_bins
+from density_softmax.metrics.cost import (
+    Latency,
+    interleaved_latency,
+    latency_ratio,
+    num_parameters,
+)
+from density_softmax.metrics.detection import aupr, auroc, detection_scores, fpr95
+from density_softmax.metrics.scoring import accuracy, brier, confidence, entropy, nll
+from density_softmax.metrics.selective import aurc, risk_coverage
+
+__all__ = [
+    "Latency",
+    "ReliabilityBins",
+    "accuracy",
+    "aupr",
+    "aurc",
+    "auroc",
+    "brier",
+    "confidence",
+    "detection_scores",
+    "ece",
+    "entropy",
+    "fpr95",
+    "interleaved_latency",
+    "latency_ratio",
+    "mece",
+    "nll",
+    "num_parameters",
+    "reliability_bins",
+    "risk_coverage",
+]

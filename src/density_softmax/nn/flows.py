@@ -1,0 +1,87 @@
+"""Invertible maps with tractable log-determinants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["AffineCoupling", "RealNVP"]
+
+
+def conditioner(num_inputs: int, num_outputs: int, hidden: Sequence[int]) -> nn.Sequential:
+    """A ReLU network from the half that is kept to the parameters of the half that moves."""
+    widths = [num_inputs, *hidden]
+    layers: list[nn.Module] = []
+    for before, after in zip(widths[:-1], widths[1:], strict=True):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], num_outputs))
+
+
+@final
+class AffineCoupling(nn.Module):
+    """b ↦ exp(s(a)) ⊙ b + t(a), with s = tanh(network) and t a network (Dinh et al. 2017).
+
+    The conditioners see only the half a that they use: the same functions as a masked full-width
+    input gives, with half the weights. log|det| = Σ s(a).
+    """
+
+    def __init__(self, num_kept: int, num_moved: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        self.scale = conditioner(num_kept, num_moved, hidden)
+        self.shift = conditioner(num_kept, num_moved, hidden)
+
+    def forward(self, kept: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+        """The moved half and the log-determinant."""
+        s = torch.tanh(self.scale(kept))
+        return s.exp() * moved + self.shift(kept), s.sum(-1)
+
+    def inverse(self, kept: Tensor, image: Tensor) -> Tensor:
+        """The half that `forward` would move to `image`."""
+        s = torch.tanh(self.scale(kept))
+        return (image - self.shift(kept)) * (-s).exp()
+
+
+@final
+class RealNVP(nn.Module):
+    """Affine couplings that move the two halves of a vector in turn.
+
+    An odd dimension gives halves that differ by one. One dimension has no halves: the only
+    coupling then moves the whole vector by constants.
+    """
+
+    def __init__(self, num_features: int, num_couplings: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        self.halves = (num_features // 2, num_features - num_features // 2)
+        first, second = self.halves
+        sizes = [(first, second), (second, first)]
+        self.couplings = nn.ModuleList(
+            AffineCoupling(*sizes[i % 2], hidden) for i in range(num_couplings)
+        )
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """t = s_α(z) and log|det ∂t/∂z|."""
+        kept, moved = z.split(self.halves, dim=-1)
+        log_det = z.new_zeros(len(z))
+        for coupling in self.couplings:
+            moved, step = coupling(kept, moved)
+            kept, moved, log_det = moved, kept, log_det + step
+        return self._join(kept, moved), log_det
+
+    def inverse(self, t: Tensor) -> Tensor:
+        """The z with s_α(z) = t."""
+        kept, moved = self._split_image(t)
+        for coupling in reversed(self.couplings):
+            kept, moved = moved, kept
+            moved = coupling.inverse(kept, moved)
+        return torch.cat([kept, moved], dim=-1)
+
+    def _join(self, kept: Tensor, moved: Tensor) -> Tensor:
+        swapped = len(self.couplings) % 2 == 1
+        return torch.cat([moved, kept] if swapped else [kept, moved], dim=-1)
+
+    def _split_image(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = t.split(self.halves, dim=-1)
+        return (second, first) if len(self.couplings) % 2 == 1 else (first, second)

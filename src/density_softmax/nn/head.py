@@ -1,0 +1,33 @@
+"""The last layer: logits, divided by a temperature that is a buffer."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Head", "entropy_of_logits"]
+
+
+@final
+class Head(nn.Module):
+    """g(z) = (W z + b) / T. The temperature T is estimated, never trained."""
+
+    temperature: Tensor
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(num_features, num_classes)
+        self.register_buffer("temperature", torch.ones(()))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """The logits of a batch of features."""
+        logits: Tensor = self.linear(z)
+        return logits / self.temperature
+
+
+def entropy_of_logits(logits: Tensor) -> Tensor:
+    """H(softmax(logits)) = −Σ p log p in nats, finite where a probability is 0."""
+    log_probs = logits.log_softmax(-1)
+    return -(log_probs.exp() * log_probs).sum(-1)

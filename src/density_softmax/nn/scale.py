@@ -1,0 +1,210 @@
+"""From log densities to factors in (0, 1]: modules whose constants are buffers.
+
+Every scale is monotone in the log density. Those that can reach 1 on typical data and 0 far
+away keep both halves of Theorem 1; `max` and `range` are the paper's and its code's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from density_softmax.config import Family
+from density_softmax.nn.precision import full_precision
+from density_softmax.nn.temperature import fit_temperature, nll_of_logits
+
+__all__ = ["MaxScale", "QuantileScale", "RangeScale", "Scale", "ScaleConfig"]
+
+
+class Scale(nn.Module, ABC):
+    """log p(z) ↦ factor in (0, 1].
+
+    Attributes:
+        fitted_on: which data the constants come from.
+    """
+
+    fitted_on: ClassVar[Literal["train", "heldout"]]
+
+    def forward(self, log_prob: Tensor) -> Tensor:
+        """The factor of each sample; never 0, so that it stays in (0, 1]."""
+        with full_precision(log_prob):
+            log_factor = self.log_factor(log_prob.float()).clamp_max(0.0)
+            return log_factor.exp().clamp_min(torch.finfo(torch.float32).tiny)
+
+    @abstractmethod
+    def log_factor(self, log_prob: Tensor) -> Tensor:
+        """The logarithm of the factor, before it is clamped to (0, 1]."""
+
+    @abstractmethod
+    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+        """Set the constants from in-domain data; returns the temperature that goes with them."""
+
+
+class ScaleConfig(Family, ABC):
+    """The family of scales."""
+
+    @abstractmethod
+    def build(self) -> Scale:
+        """A scale whose constants are not yet fitted."""
+
+
+@final
+class MaxScale(Scale):
+    """exp(log p − max log p): Algorithm 2 in the log domain."""
+
+    fitted_on = "train"
+    largest: Tensor
+
+    @dataclass(frozen=True)
+    class Config(ScaleConfig, kind="max"):
+        """Nothing to choose."""
+
+        def build(self) -> MaxScale:
+            """An unfitted scale."""
+            return MaxScale()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(()))
+
+    def log_factor(self, log_prob: Tensor) -> Tensor:
+        """log p − max log p over the training data."""
+        return log_prob - self.largest
+
+    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+        """The largest training log density."""
+        self.largest.copy_(log_prob.max())
+        return 1.0
+
+
+@final
+class RangeScale(Scale):
+    """exp(low + (high − low)(log p − min)/(max − min)): the rule of the paper's code."""
+
+    fitted_on = "train"
+    smallest: Tensor
+    largest: Tensor
+
+    @dataclass(frozen=True)
+    class Config(ScaleConfig, kind="range"):
+        """The range of log factors on the training data (CIFAR-10: −.55 to −.45)."""
+
+        low: float = -0.55
+        high: float = -0.45
+
+        def build(self) -> RangeScale:
+            """An unfitted scale."""
+            return RangeScale(self)
+
+    def __init__(self, config: Config | None = None) -> None:
+        super().__init__()
+        config = config or RangeScale.Config()
+        if not config.low < config.high <= 0:
+            raise ValueError(f"scale range [{config.low}, {config.high}]: need low < high <= 0")
+        self.low, self.high = config.low, config.high
+        self.register_buffer("smallest", torch.zeros(()))
+        self.register_buffer("largest", torch.ones(()))
+
+    def log_factor(self, log_prob: Tensor) -> Tensor:
+        """The log density, moved linearly into the range."""
+        share = (log_prob - self.smallest) / (self.largest - self.smallest)
+        return self.low + (self.high - self.low) * share
+
+    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+        """The extremes of the training log density."""
+        self.smallest.copy_(log_prob.min())
+        self.largest.copy_(log_prob.max())
+        return 1.0
+
+
+@final
+class QuantileScale(Scale):
+    """exp(−c·u) or (1 + u)^(−c) of the surprise u = max(0, (q − log p) / IQR).
+
+    q and IQR are a low quantile and the interquartile range of held-out log densities: typical
+    data keep the factor 1 exactly. The decay c is the sharpest whose held-out NLL, with the
+    temperature refitted, stays within `budget` of temperature scaling: in-domain likelihood
+    alone says little about how fast to lose confidence elsewhere, but it says what is affordable.
+    """
+
+    fitted_on = "heldout"
+    threshold: Tensor
+    spread: Tensor
+    decay: Tensor
+
+    @dataclass(frozen=True)
+    class Config(ScaleConfig, kind="quantile"):
+        """Attributes: the quantile q, the NLL budget in nats, and the shape of the tail."""
+
+        quantile: float = 0.05
+        budget: float = 0.01
+        tail: Literal["exponential", "power"] = "exponential"
+
+        def build(self) -> QuantileScale:
+            """An unfitted scale."""
+            return QuantileScale(self)
+
+    def __init__(self, config: Config | None = None) -> None:
+        super().__init__()
+        config = config or QuantileScale.Config()
+        self.quantile, self.budget, self.tail = config.quantile, config.budget, config.tail
+        self.register_buffer("threshold", torch.zeros(()))
+        self.register_buffer("spread", torch.ones(()))
+        self.register_buffer("decay", torch.zeros(()))
+
+    def surprise(self, log_prob: Tensor) -> Tensor:
+        """How many interquartile ranges the log density lies below the quantile."""
+        return ((self.threshold - log_prob) / self.spread).clamp_min(0)
+
+    def log_factor(self, log_prob: Tensor) -> Tensor:
+        """−c·u or −c·log(1 + u)."""
+        return -self.decay * self._stretch(self.surprise(log_prob))
+
+    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+        """Quantiles first, then the sharpest affordable decay and its temperature."""
+        low, lower, upper = torch.quantile(
+            log_prob.double(), log_prob.new_tensor([self.quantile, 0.25, 0.75]).double()
+        )
+        self.threshold.copy_(low)
+        self.spread.copy_((upper - lower).clamp_min(torch.finfo(torch.float32).eps))
+        stretched = self._stretch(self.surprise(log_prob))
+
+        def scaled(decay: float) -> Tensor:
+            return torch.exp(-decay * stretched)[:, None] * logits
+
+        decay = sharpest_decay(scaled, y, self.budget)
+        self.decay.fill_(decay)
+        return fit_temperature(scaled(decay), y)
+
+    def _stretch(self, surprise: Tensor) -> Tensor:
+        return surprise if self.tail == "exponential" else surprise.log1p()
+
+
+def sharpest_decay(scaled: Callable[[float], Tensor], y: Tensor, budget: float) -> float:
+    """The largest c whose NLL, with refitted temperature, is within `budget` of that at c = 0.
+
+    A scan finds the last affordable value, because the NLL may fall before it rises; bisection
+    then refines it.
+    """
+
+    def cost(decay: float) -> float:
+        logits = scaled(decay)
+        return nll_of_logits(logits / fit_temperature(logits, y), y)
+
+    allowed = cost(0.0) + budget
+    grid = [10 ** (exponent / 4) for exponent in range(-12, 9)]
+    affordable = [i for i, decay in enumerate(grid) if cost(decay) <= allowed]
+    if not affordable:
+        return 0.0
+    if affordable[-1] == len(grid) - 1:
+        return grid[-1]
+    low, high = grid[affordable[-1]], grid[affordable[-1] + 1]
+    for _ in range(10):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if cost(middle) <= allowed else (low, middle)
+    return low

@@ -1,0 +1,139 @@
+"""How a stage descends: optimizers and learning-rate schedules as configuration."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from density_softmax.config import Family
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "Constant",
+    "Descent",
+    "OneCycle",
+    "Optimizer",
+    "Schedule",
+    "Steps",
+]
+
+
+class Optimizer(Family, ABC):
+    """The family of optimizers."""
+
+    @abstractmethod
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The torch optimizer over `parameters`."""
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer, kind="adam"):
+    """Kingma & Ba 2015."""
+
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The torch optimizer over `parameters`."""
+        return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer, kind="sgd"):
+    """Stochastic gradient descent with Nesterov momentum.
+
+    `weight_decay` is torch's: the gradient of ½·wd·‖w‖². A Keras `l2` is half of it.
+    """
+
+    lr: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 0.0
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The torch optimizer over `parameters`."""
+        return torch.optim.SGD(
+            parameters,
+            lr=self.lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+        )
+
+
+class Schedule(Family, ABC):
+    """The family of schedules: pure functions of progress, so that nothing needs saving."""
+
+    @abstractmethod
+    def factor(self, epoch: float, epochs: int) -> float:
+        """What the learning rate is multiplied with after `epoch` (fractional) of `epochs`."""
+
+
+@dataclass(frozen=True)
+class Constant(Schedule, kind="constant"):
+    """The learning rate as it is."""
+
+    def factor(self, epoch: float, epochs: int) -> float:
+        """Always 1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Steps(Schedule, kind="steps"):
+    """Linear warm-up, then a multiplication by `ratio` at each milestone.
+
+    Milestones are epochs of a run of `nominal_epochs` and scale with its true length.
+    """
+
+    milestones: tuple[int, ...] = (60, 120, 160)
+    ratio: float = 0.2
+    warmup_epochs: float = 1.0
+    nominal_epochs: int = 200
+
+    def factor(self, epoch: float, epochs: int) -> float:
+        """ratio^(milestones passed), times the share of the warm-up that is over."""
+        stretch = epochs / self.nominal_epochs
+        passed = sum(epoch >= milestone * stretch for milestone in self.milestones)
+        warmup = min(1.0, epoch / self.warmup_epochs) if self.warmup_epochs else 1.0
+        return warmup * self.ratio**passed
+
+
+@dataclass(frozen=True)
+class OneCycle(Schedule, kind="one_cycle"):
+    """Linear rise to the full rate during `rise` of the run, then a linear fall to zero.
+
+    The triangular cycle of Smith & Topin 2019.
+    """
+
+    rise: float = 0.3
+
+    def factor(self, epoch: float, epochs: int) -> float:
+        """A triangle with its tip at `rise`."""
+        done = epoch / epochs
+        return done / self.rise if done < self.rise else (1.0 - done) / (1.0 - self.rise)
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How long, in what steps and with which optimizer a stage descends.
+
+    Attributes:
+        epochs: passes over the split.
+        batch_size: samples per step, over all processes.
+        optimizer: its kind and rates.
+        schedule: how the rate changes.
+        accumulate: how many parts a batch is computed in, to save memory.
+        clip_norm: largest norm of the gradient, or null for no clipping.
+    """
+
+    epochs: int
+    batch_size: int = 128
+    optimizer: Optimizer = field(default_factory=Adam)
+    schedule: Schedule = field(default_factory=Constant)
+    accumulate: int = 1
+    clip_norm: float | None = None

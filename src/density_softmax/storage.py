@@ -1,0 +1,64 @@
+"""Tensor files: written atomically, read with errors that name the file. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from density_softmax.errors import UserError
+
+__all__ = ["StorageError", "load_tensors", "save_tensors", "write_text"]
+
+
+class StorageError(UserError):
+    """A file that cannot be used; the message names it and the remedy."""
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` so that the file is either the old one or the new one, never half of it."""
+    part = _part(path)
+    part.write_text(text, encoding="utf-8")
+    _publish(part, path)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file atomically."""
+    part = _part(path)
+    cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # safetensors refuses tensors that share memory: tied weights are written once per name.
+    seen: set[int] = set()
+    for name, tensor in cpu.items():
+        if tensor.numel() and tensor.data_ptr() in seen:
+            cpu[name] = tensor.clone()
+        seen.add(tensor.data_ptr())
+    save_file(cpu, part, dict(metadata))
+    _publish(part, path)
+
+
+def load_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and metadata of a safetensors file."""
+    if not path.is_file():
+        raise StorageError(f"{path}: no such file")
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise StorageError(
+            f"{path}: truncated or not a safetensors file ({error}); delete it and run again"
+        ) from None
+
+
+def _part(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def _publish(part: Path, path: Path) -> None:
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.replace(path)
