@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -105,8 +106,7 @@ def differences(base: Mapping[str, Any], other: Mapping[str, Any], path: str = "
         if isinstance(value, Mapping) and isinstance(base.get(key), Mapping):
             found += differences(base[key], value, here)
         elif value != base.get(key):
-            shown = value.get("kind", "changed") if isinstance(value, Mapping) else value
-            found.append(f"{here}={shown if isinstance(shown, str) else json.dumps(shown)}")
+            found.append(f"{here}={value if isinstance(value, str) else json.dumps(value)}")
     return found
 
 
@@ -119,7 +119,7 @@ def _build(hint: Any, value: Any, path: str) -> Any:
         (hint,) = [arg for arg in args if arg is not type(None)]
         return _build(hint, value, path)
     if origin is typing.Literal:
-        if value not in args:
+        if not any(type(value) is type(arg) and value == arg for arg in args):
             raise ConfigError(f"{path}={value}: choose one of {', '.join(map(str, args))}")
         return value
     if origin is tuple:
@@ -149,14 +149,16 @@ def _build_tuple(args: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...
 
 def _build_scalar(hint: type, value: Any, path: str) -> Any:
     if hint is float and type(value) is int:
-        return float(value)
+        value = float(value)
+    if hint is float and type(value) is float and not math.isfinite(value):
+        raise ConfigError(f"{path}={value}: expected a finite number")
     if type(value) is not hint:
         raise ConfigError(f"{path}={value}: expected {hint.__name__}, got {type(value).__name__}")
     return value
 
 
 def _member(family: type[Family], kind: Any, path: str) -> type[Family]:
-    if kind not in family.members:
+    if not isinstance(kind, str) or kind not in family.members:
         raise ConfigError(
             _unknown(_join(path, "kind") if path == "" else path, kind, family.members)
         )

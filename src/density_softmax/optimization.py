@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from density_softmax.config import Family
+from density_softmax.config import ConfigError, Family
 
 __all__ = [
     "SGD",
@@ -111,6 +111,11 @@ class OneCycle(Schedule, kind="one_cycle"):
     """
 
     rise: float = 0.3
+
+    def __post_init__(self) -> None:
+        """Refuse a triangle without a flank."""
+        if not 0 < self.rise < 1:
+            raise ConfigError(f"rise={self.rise}: choose a share between 0 and 1")
 
     def factor(self, epoch: float, epochs: int) -> float:
         """A triangle with its tip at `rise`."""

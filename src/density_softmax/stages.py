@@ -17,31 +17,6 @@ Values = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Train:
-    """Gradient descent on `loss` over `parameters`; everything else stays as it is.
-
-    Attributes:
-        name: what progress bars, checkpoints and rows call the stage.
-        loss: mean loss of a batch; a bound method, so that it sees the method's parts.
-        parameters: what may change. Parts without a trained parameter are in evaluation mode.
-        descent: how long and with which optimizer.
-        on: `features` reads the encoder's cached outputs in place of inputs.
-        split: which data it learns from.
-        monitor: per-sample values, averaged over the held-out slice after every epoch.
-        after_step: called with the batch after each step, without gradients, in evaluation mode.
-    """
-
-    name: str
-    loss: Callable[[Batch], Tensor]
-    parameters: Sequence[nn.Parameter]
-    descent: Descent
-    on: Literal["inputs", "features"] = "inputs"
-    split: Literal["train", "heldout"] = "train"
-    monitor: Callable[[Batch], Values] | None = None
-    after_step: Callable[[Batch], None] | None = None
-
-
-@dataclass(frozen=True)
 class Estimate:
     """One gradient-free pass over sufficient statistics, in evaluation mode.
 
@@ -60,6 +35,31 @@ class Estimate:
     reduce: Literal["sum", "concat"] = "sum"
     on: Literal["inputs", "features"] = "inputs"
     split: Literal["train", "heldout"] = "train"
+
+
+@dataclass(frozen=True)
+class Train:
+    """Gradient descent on `loss` over `parameters`; everything else stays as it is.
+
+    Attributes:
+        name: what progress bars, checkpoints and rows call the stage.
+        loss: mean loss of a batch; a bound method, so that it sees the method's parts.
+        parameters: what may change. Parts without a trained parameter are in evaluation mode.
+        descent: how long and with which optimizer.
+        on: `features` reads the encoder's cached outputs in place of inputs.
+        split: which data it learns from.
+        monitor: per-sample values, averaged over the held-out slice after every epoch.
+        after_step: estimated after each step from the batch just learned, over all processes.
+    """
+
+    name: str
+    loss: Callable[[Batch], Tensor]
+    parameters: Sequence[nn.Parameter]
+    descent: Descent
+    on: Literal["inputs", "features"] = "inputs"
+    split: Literal["train", "heldout"] = "train"
+    monitor: Callable[[Batch], Values] | None = None
+    after_step: Estimate | None = None
 
 
 Stage = Train | Estimate

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from density_softmax.errors import UserError
@@ -21,23 +22,23 @@ class StorageError(UserError):
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` so that the file is either the old one or the new one, never half of it."""
-    part = _part(path)
-    part.write_text(text, encoding="utf-8")
-    _publish(part, path)
+    with _replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file atomically."""
-    part = _part(path)
     cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # safetensors refuses tensors that share memory: tied weights are written once per name.
     seen: set[int] = set()
     for name, tensor in cpu.items():
-        if tensor.numel() and tensor.data_ptr() in seen:
+        memory = tensor.untyped_storage().data_ptr()
+        if memory in seen:
             cpu[name] = tensor.clone()
-        seen.add(tensor.data_ptr())
-    save_file(cpu, part, dict(metadata))
-    _publish(part, path)
+        seen.add(memory)
+    with _replacing(path) as part:
+        # Not `save_file`, which makes files that only their owner can read.
+        part.write_bytes(save(cpu, dict(metadata)))
 
 
 def load_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -53,12 +54,20 @@ def load_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], di
         ) from None
 
 
-def _part(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
-
-
-def _publish(part: Path, path: Path) -> None:
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    part.replace(path)
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write in place of `path`: it takes that name once complete, or vanishes."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield part
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{path}: cannot be written ({error}); free some space or choose another place"
+        ) from None

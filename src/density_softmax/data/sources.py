@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, default_convert
 
 from density_softmax.types import Batch, Source
 
@@ -59,7 +60,7 @@ class ArraySource(Source):
         if prepare is not None and seed is not None:
             draws = prepare.draw(len(self), _generator(seed))
         for indices in batches:
-            rows = torch.as_tensor(indices)
+            rows = torch.as_tensor(indices, dtype=torch.long)
             x, y = self.x[rows].to(device, non_blocking=True), self.y[rows].to(device)
             if prepare is not None:
                 x = prepare(x, None if draws is None else draws[rows].to(device))
@@ -81,6 +82,9 @@ class DatasetSource(Source):
             )
         self.loader = loader
         self.batch_size = loader.batch_size
+        # A loader that does not batch converts sample by sample; what it reads here are batches.
+        converts = loader.collate_fn is default_convert
+        self.collate = default_collate if converts else loader.collate_fn
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -88,23 +92,29 @@ class DatasetSource(Source):
 
     def order(self, seed: int) -> list[int]:
         """The indices of the loader's own sampler, its randomness fixed by the seed."""
+        batches = self.loader.batch_sampler
+        indices = self.loader.sampler if batches is None else chain.from_iterable(batches)
+        # A sampler with a generator of its own does not listen to the global seed.
+        generator = getattr(self.loader.sampler, "generator", None)
+        if generator is not None:
+            generator.manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return [int(index) for index in self.loader.sampler]
+            return [int(index) for index in indices]
 
     def read(
         self, batches: Sequence[Sequence[int]], device: torch.device, seed: int | None = None
     ) -> Iterator[Batch]:
         """One batch per list of indices, through the loader's workers and collate function."""
-        generator = None if seed is None else _generator(seed)
         loader = DataLoader(
             self.loader.dataset,
             batch_sampler=batches,  # type: ignore[arg-type]
             num_workers=self.loader.num_workers,
-            collate_fn=self.loader.collate_fn,
+            collate_fn=self.collate,
             pin_memory=self.loader.pin_memory,
             worker_init_fn=self.loader.worker_init_fn,
-            generator=generator,
+            # Its own, so that reading does not advance the global one.
+            generator=_generator(0 if seed is None else seed),
         )
         for x, y in loader:
             yield Batch(x.to(device, non_blocking=True), torch.as_tensor(y).to(device))
@@ -119,7 +129,8 @@ def as_source(data: Any) -> Source:
     if isinstance(data, Dataset):
         return DatasetSource(DataLoader(data, batch_size=None, shuffle=True))
     if isinstance(data, tuple) and len(data) == 2:
-        x, y = (torch.as_tensor(np.asarray(part)) for part in data)
+        # Torch takes neither read-only arrays nor negative strides: such are copied.
+        x, y = (torch.as_tensor(np.require(part, requirements=["C", "W"])) for part in data)
         return ArraySource(x.float() if x.is_floating_point() else x, y.long())
     raise TypeError(
         f"cannot read data from a {type(data).__name__}: "

@@ -56,8 +56,8 @@ class Method(nn.Module, ABC):
         z: Tensor = self.encoder(x)
         if z.ndim != 2 or z.shape[1] != self.num_features:
             raise ValueError(
-                f"the encoder returned features of shape {tuple(z.shape)}, expected (batch, "
-                f"{self.num_features}): flatten them or build the method with the right num_features"
+                f"the encoder returned features of shape {tuple(z.shape)}, expected "
+                f"(batch, {self.num_features}): flatten them, or pass the right num_features"
             )
         return z
 

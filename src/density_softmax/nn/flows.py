@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import final
+from itertools import pairwise
+from typing import cast, final
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +13,26 @@ from torch import Tensor, nn
 __all__ = ["AffineCoupling", "RealNVP"]
 
 
-def conditioner(num_inputs: int, num_outputs: int, hidden: Sequence[int]) -> nn.Sequential:
+@final
+class Constant(nn.Module):
+    """A learned vector, whatever the input: what a network without inputs can say."""
+
+    def __init__(self, num_outputs: int) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros(num_outputs))
+
+    def forward(self, kept: Tensor) -> Tensor:
+        """The vector, once per sample."""
+        return self.value.expand(kept.shape[0], -1)
+
+
+def conditioner(num_inputs: int, num_outputs: int, hidden: Sequence[int]) -> nn.Module:
     """A ReLU network from the half that is kept to the parameters of the half that moves."""
+    if num_inputs == 0:
+        return Constant(num_outputs)
     widths = [num_inputs, *hidden]
     layers: list[nn.Module] = []
-    for before, after in zip(widths[:-1], widths[1:], strict=True):
+    for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], num_outputs))
 
@@ -57,6 +74,8 @@ class RealNVP(nn.Module):
         self.halves = (num_features // 2, num_features - num_features // 2)
         first, second = self.halves
         sizes = [(first, second), (second, first)]
+        if num_features == 1:
+            num_couplings = min(num_couplings, 1)
         self.couplings = nn.ModuleList(
             AffineCoupling(*sizes[i % 2], hidden) for i in range(num_couplings)
         )
@@ -64,7 +83,7 @@ class RealNVP(nn.Module):
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """t = s_α(z) and log|det ∂t/∂z|."""
         kept, moved = z.split(self.halves, dim=-1)
-        log_det = z.new_zeros(len(z))
+        log_det = z.new_zeros(z.shape[0])
         for coupling in self.couplings:
             moved, step = coupling(kept, moved)
             kept, moved, log_det = moved, kept, log_det + step
@@ -75,7 +94,7 @@ class RealNVP(nn.Module):
         kept, moved = self._split_image(t)
         for coupling in reversed(self.couplings):
             kept, moved = moved, kept
-            moved = coupling.inverse(kept, moved)
+            moved = cast(AffineCoupling, coupling).inverse(kept, moved)
         return torch.cat([kept, moved], dim=-1)
 
     def _join(self, kept: Tensor, moved: Tensor) -> Tensor:

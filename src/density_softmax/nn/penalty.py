@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +23,14 @@ def frobenius_penalty(encoder: Callable[[Tensor], Tensor], x: Tensor) -> tuple[T
     shares the forward computation: made for inputs of few coordinates.
     """
     with full_precision(x):
-        x = x.float()
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         directions = torch.eye(x[0].numel(), dtype=x.dtype, device=x.device)
         tangents = directions.view(-1, 1, *x.shape[1:]).expand(-1, *x.shape)
 
-        def product(tangent: Tensor) -> tuple[Tensor, Tensor]:
-            return torch.func.jvp(encoder, (x,), (tangent,))
+        def column(tangent: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.func.jvp(encoder, (x,), (tangent,))  # type: ignore[return-value]
 
-        z, columns = torch.func.vmap(product, out_dims=(None, 0))(tangents)
+        # None: the features do not depend on the direction and come back once.
+        z, columns = torch.func.vmap(column, out_dims=(None, 0))(tangents)  # type: ignore[arg-type]
         norm = (columns.square().sum(dim=(0, -1)) + EPSILON).sqrt()
         return z, (norm - 1).square().mean()

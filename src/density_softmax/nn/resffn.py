@@ -14,8 +14,9 @@ __all__ = ["ResFFN"]
 
 @final
 class ResFFN(Backbone):
-    """ResFFN-depth-width (Liu et al. 2020): h_0 = W_0 x + b_0, h_i = h_{i-1} + relu(W_i h_{i-1} + b_i).
+    """ResFFN-depth-width (Liu et al. 2020).
 
+    h_0 = W_0 x + b_0 and h_i = h_{i−1} + relu(W_i h_{i−1} + b_i).
     Weights start Glorot-uniform and biases at zero, as in the original's Keras layers: with
     torch's narrower default the 1e-4 steps of the toy recipe are too few to separate two moons.
     """

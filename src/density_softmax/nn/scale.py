@@ -112,7 +112,8 @@ class RangeScale(Scale):
 
     def log_factor(self, log_prob: Tensor) -> Tensor:
         """The log density, moved linearly into the range."""
-        share = (log_prob - self.smallest) / (self.largest - self.smallest)
+        width = (self.largest - self.smallest).clamp_min(torch.finfo(torch.float32).eps)
+        share = (log_prob - self.smallest) / width
         return self.low + (self.high - self.low) * share
 
     def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
@@ -159,7 +160,9 @@ class QuantileScale(Scale):
 
     def surprise(self, log_prob: Tensor) -> Tensor:
         """How many interquartile ranges the log density lies below the quantile."""
-        return ((self.threshold - log_prob) / self.spread).clamp_min(0)
+        surprise = (self.threshold - log_prob) / self.spread
+        # Finite where the density underflowed, because no decay times infinity is NaN.
+        return surprise.clamp(0, torch.finfo(torch.float32).max)
 
     def log_factor(self, log_prob: Tensor) -> Tensor:
         """−c·u or −c·log(1 + u)."""

@@ -11,6 +11,7 @@ results are rounded, not truncated, to bytes; random numbers are our own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -42,26 +43,30 @@ __all__ = [
 MIN_SIDE = 8
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    "gaussian_noise": noise.gaussian_noise,
-    "shot_noise": noise.shot_noise,
-    "impulse_noise": noise.impulse_noise,
-    "defocus_blur": blur.defocus_blur,
-    "glass_blur": blur.glass_blur,
-    "motion_blur": blur.motion_blur,
-    "zoom_blur": blur.zoom_blur,
-    "snow": weather.snow,
-    "frost": weather.frost,
-    "fog": weather.fog,
-    "brightness": weather.brightness,
-    "contrast": digital.contrast,
-    "elastic_transform": digital.elastic_transform,
-    "pixelate": digital.pixelate,
-    "jpeg_compression": digital.jpeg_compression,
-    "speckle_noise": noise.speckle_noise,
-    "gaussian_blur": blur.gaussian_blur,
-    "spatter": spatter,
-    "saturate": digital.saturate,
+    function.__name__: function
+    for function in (
+        noise.gaussian_noise,
+        noise.shot_noise,
+        noise.impulse_noise,
+        blur.defocus_blur,
+        blur.glass_blur,
+        blur.motion_blur,
+        blur.zoom_blur,
+        weather.snow,
+        weather.frost,
+        weather.fog,
+        weather.brightness,
+        digital.contrast,
+        digital.elastic_transform,
+        digital.pixelate,
+        digital.jpeg_compression,
+        noise.speckle_noise,
+        blur.gaussian_blur,
+        spatter,
+        digital.saturate,
+    )
 }
+assert tuple(_FUNCTIONS) == ALL_CORRUPTIONS
 
 # Float64 values worked on at a time: a few of them fit the processor's cache.
 _CHUNK_VALUES = 2**18
@@ -87,21 +92,22 @@ def corrupt(
         severity: one of `SEVERITIES`.
         indices: the images' places in their data set, which choose their random numbers;
             0, 1, … if not given.
-        seed: chooses another realisation of all random numbers.
+        seed: chooses another realisation of all random numbers; 0 to 2⁶⁴ − 1.
 
     Returns:
         uint8 of the shape of `images`.
 
     Raises:
-        ValueError: on an unknown kind or severity, or images or indices of another form.
+        ValueError: on an unknown kind or severity, or images, indices or seed of another form.
     """
     _check_choice("corruption", kind, ALL_CORRUPTIONS)
     _check_choice("severity", severity, SEVERITIES)
     _check_images(images)
+    _check_seed(seed)
     places = _checked_indices(indices, len(images))
     constants = strength(kind, severity, *images.shape[1:3])
     result = np.empty_like(images, order="C")
-    step = max(1, _CHUNK_VALUES // images[:1].size) if len(images) else 1
+    step = max(1, _CHUNK_VALUES // math.prod(images.shape[1:]))
     for start in range(0, len(images), step):
         part = slice(start, start + step)
         draws = Draws(kind, places[part], seed)
@@ -122,6 +128,11 @@ def _check_images(images: Pixels) -> None:
             f"images have shape {images.shape}; it must be (batch, height, width, channels) "
             f"with height and width of at least {MIN_SIDE} and 1 or 3 channels"
         )
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed {seed} is out of range; it must be from 0 to 2**64 - 1")
 
 
 def _checked_indices(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from density_softmax.data.corruptions.draws import Draws
@@ -46,7 +47,7 @@ def glass_blur(x: Tensor, draws: Draws, sigma: float, radius: float, iterations:
     return gaussian_filter(shuffled, sigma)
 
 
-def _copied_from(shift: np.ndarray, radius: int) -> Tensor:
+def _copied_from(shift: NDArray[np.int64], radius: int) -> Tensor:
     """Where each pixel's value comes from after all copies, as flat positions (batch, pixels).
 
     The copies of one image depend on one another, so the loop is over positions and each step

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 __all__ = [
     "ALL_CORRUPTIONS",
+    "CIFAR",
     "CORRUPTIONS",
     "EXTRA_CORRUPTIONS",
     "IMAGENET",
-    "CIFAR",
     "SEVERITIES",
     "SMALL_SIDE",
     "strength",
@@ -138,4 +138,4 @@ IMAGENET: Table = {
 def strength(kind: str, severity: int, height: int, width: int) -> Strength:
     """The published constants of one corruption for an image of the given size."""
     table = CIFAR if min(height, width) <= SMALL_SIDE else IMAGENET
-    return table[kind][severity - 1]
+    return table[kind][SEVERITIES.index(severity)]

@@ -46,7 +46,7 @@ class Draws:
         raw = np.stack([stream.random_raw(size) for stream in self._streams])
         # 52 bits and a half: neither 0 nor 1, whose normal quantiles are infinite.
         uniform = (raw >> np.uint64(12)) * 2.0**-52 + 2.0**-53
-        return torch.from_numpy(uniform).reshape(-1, *shape)
+        return torch.from_numpy(uniform).reshape(len(raw), *shape)
 
     def between(self, low: float, high: float, *shape: int) -> Tensor:
         """Uniform numbers in (low, high), float64 (batch, *shape)."""

@@ -1,0 +1,161 @@
+"""The memory of a run: what is finished, and how far the stage under way has come."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from density_softmax.errors import UserError
+from density_softmax.storage import StorageError, load_tensors, save_tensors, write_text
+
+__all__ = ["Checkpoints", "Epoch", "StageRecord"]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch of a stage reports: its loss, rate, seconds and monitored values."""
+
+    stage: str
+    epoch: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """A finished stage and the checksum of the weights it left."""
+
+    name: str
+    seconds: float
+    sha256: str = ""
+
+
+class Checkpoints:
+    """Checkpoints of one run in a directory, or nowhere if that is None.
+
+    `progress.json` names the finished stages and the epochs so far. Every file is replaced
+    atomically, so that a kill at any moment leaves a state to continue from. All processes of a
+    run read the directory; one of them, the writer, writes it.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        identity: Mapping[str, Any],
+        *,
+        resume: bool = False,
+        writer: bool = True,
+    ) -> None:
+        self.directory = directory
+        self.identity = json.loads(json.dumps(identity))
+        self.writer = writer and directory is not None
+        self.finished: list[StageRecord] = []
+        self.epochs: list[Epoch] = []
+        if directory is not None and (directory / "progress.json").exists():
+            self._read(directory / "progress.json", resume)
+
+    def restore(self, method: nn.Module) -> None:
+        """Load what the last finished stage left."""
+        if self.directory is None or not self.finished:
+            return
+        record = self.finished[-1]
+        file = self._file(record.name)
+        if file.exists() and _sha256(file) != record.sha256:
+            raise StorageError(f"{file}: truncated or changed since it was written; {_AGAIN}")
+        tensors, _ = load_tensors(file)
+        method.load_state_dict(tensors)
+
+    def finish(self, method: nn.Module, name: str, seconds: float) -> None:
+        """Record that a stage is over."""
+        digest = ""
+        if self.writer:
+            save_tensors(self._file(name), method.state_dict(), {"stage": name})
+            digest = _sha256(self._file(name))
+        self.finished.append(StageRecord(name, seconds, digest))
+        if self.writer:
+            self._write()
+            self._file(name, "partial").unlink(missing_ok=True)
+
+    def save_epoch(
+        self, name: str, done: int, seconds: float, method: nn.Module, optimizer: Any
+    ) -> None:
+        """Keep the state after `done` epochs of a stage that takes longer."""
+        if not self.writer:
+            return
+        tensors = {f"method.{key}": value for key, value in method.state_dict().items()}
+        for index, state in optimizer.state_dict()["state"].items():
+            for key, value in state.items():
+                if value is not None:
+                    tensors[f"optimizer.{index}.{key}"] = torch.as_tensor(value)
+        epochs = json.dumps([asdict(epoch) for epoch in self.epochs])
+        metadata = {"done": str(done), "seconds": str(seconds), "epochs": epochs}
+        save_tensors(self._file(name, "partial"), tensors, metadata)
+
+    def load_epoch(self, name: str, method: nn.Module, optimizer: Any) -> tuple[int, float]:
+        """Continue a stage: how many of its epochs are done, and the seconds they took."""
+        if self.directory is None or not self._file(name, "partial").exists():
+            return 0, 0.0
+        tensors, metadata = load_tensors(self._file(name, "partial"))
+        method.load_state_dict(_under("method.", tensors))
+        states: dict[int, dict[str, Tensor]] = {}
+        for key, value in _under("optimizer.", tensors).items():
+            index, _, entry = key.partition(".")
+            states.setdefault(int(index), {})[entry] = value
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": states, "param_groups": groups})
+        self.epochs = [Epoch(**epoch) for epoch in json.loads(metadata["epochs"])]
+        return int(metadata["done"]), float(metadata["seconds"])
+
+    def _file(self, name: str, state: str = "done") -> Path:
+        assert self.directory is not None
+        return self.directory / "stages" / f"{name}.{state}.safetensors"
+
+    def _read(self, file: Path, resume: bool) -> None:
+        try:
+            progress = json.loads(file.read_text(encoding="utf-8"))
+            finished = [StageRecord(**record) for record in progress["finished"]]
+            self.epochs = [Epoch(**epoch) for epoch in progress["epochs"]]
+            identity = progress["identity"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise StorageError(f"{file}: not readable ({error}); {_AGAIN}") from None
+        if identity != self.identity:
+            raise UserError(f"{file.parent}: belongs to another run; choose another directory")
+        if not resume:
+            raise UserError(
+                f"{file.parent}: holds this run already; resume it or choose another directory"
+            )
+        self.finished = finished
+
+    def _write(self) -> None:
+        assert self.directory is not None
+        progress = {
+            "identity": self.identity,
+            "finished": [asdict(record) for record in self.finished],
+            "epochs": [asdict(epoch) for epoch in self.epochs],
+        }
+        write_text(self.directory / "progress.json", json.dumps(progress, indent=1))
+
+
+_AGAIN = "delete the run's directory and train again"
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,209 @@
+"""Gradient descent on one `Train` stage."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from density_softmax.engine.checkpoint import Checkpoints, Epoch
+from density_softmax.engine.collect import all_reduce, total
+from density_softmax.engine.inspection import Inspection
+from density_softmax.engine.progress import Bar, Bars
+from density_softmax.engine.runtime import EngineConfig, derive_seed
+from density_softmax.engine.sharing import Part, num_batches, share
+from density_softmax.errors import UserError
+from density_softmax.methods.base import Method
+from density_softmax.stages import Train, Values
+from density_softmax.types import Batch, Source
+
+__all__ = ["Descender", "Setting", "only_trainable"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the stages of one run share."""
+
+    fabric: Fabric
+    method: Method
+    seed: int
+    engine: EngineConfig
+    checkpoints: Checkpoints
+    bars: Bars
+    inspection: Inspection
+
+
+class Objective(nn.Module):
+    """A stage's loss as the forward pass of a module: where DDP and autocast take hold."""
+
+    def __init__(self, method: nn.Module, loss: Callable[[Batch], Tensor]) -> None:
+        super().__init__()
+        self.method, self.loss = method, loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """The mean loss of a batch."""
+        return self.loss(Batch(x, y))
+
+
+class Descender:
+    """Descends one stage in epochs of steps, each step one batch shared by all processes."""
+
+    def __init__(
+        self, setting: Setting, number: int, stage: Train, source: Source, heldout: Source
+    ) -> None:
+        self.setting, self.number, self.stage = setting, number, stage
+        self.source, self.heldout = source, heldout
+        self.batch_size = source.batch_size or stage.descent.batch_size
+        self.num_steps = num_batches(len(source), self.batch_size)
+        optimizer = stage.descent.optimizer.build(stage.parameters)
+        self.rates = [group["lr"] for group in optimizer.param_groups]
+        self.done, self.seconds = setting.checkpoints.load_epoch(
+            stage.name, setting.method, optimizer
+        )
+        objective = Objective(setting.method, stage.loss)
+        self.objective, self.optimizer = setting.fabric.setup(objective, optimizer)
+
+    def run(self) -> float:
+        """All epochs that are not done yet; returns the seconds of the whole stage."""
+        epochs, saved = self.stage.descent.epochs, time.perf_counter()
+        bar = self.setting.bars.add(
+            self.stage.name, epochs * self.num_steps, self.done * self.num_steps
+        )
+        for epoch in range(self.done, epochs):
+            began = time.perf_counter()
+            loss = self._epoch(epoch, bar)
+            self.seconds += time.perf_counter() - began
+            self._report(epoch, loss, bar)
+            due = time.perf_counter() - saved >= self.setting.engine.checkpoint_seconds
+            if due and epoch + 1 < epochs:
+                self._save(epoch + 1)
+                saved = time.perf_counter()
+        return self.seconds
+
+    def _epoch(self, epoch: int, bar: Bar) -> float:
+        """One pass over the split; returns its mean loss over steps and processes."""
+        fabric, seed = self.setting.fabric, self.setting.seed
+        torch.manual_seed(derive_seed(seed, self.number, epoch, 1 + fabric.global_rank))
+        epoch_seed = derive_seed(seed, self.number, epoch)
+        steps = share(
+            self.source.order(epoch_seed),
+            self.batch_size,
+            fabric.global_rank,
+            fabric.world_size,
+            self.stage.descent.accumulate,
+        )
+        indices = [part.indices for parts in steps for part in parts]
+        batches = self.source.read(indices, fabric.device, epoch_seed)
+        set_modes(self.setting.method)
+        mean = torch.zeros((), device=fabric.device)
+        for number, parts in enumerate(steps):
+            self._set_rates(epoch + (number + 0.5) / len(steps))
+            mean += self._step(parts, batches, inspect=epoch == 0 and self.number == 0) / len(steps)
+            bar.advance()
+        if epoch == 0 and self.number == 0:
+            self.setting.inspection.conclude()
+        return all_reduce(fabric, mean).item() / fabric.world_size
+
+    def _step(self, parts: Sequence[Part], batches: Iterator[Batch], inspect: bool) -> Tensor:
+        """One step of the optimizer; returns this process's weighted loss."""
+        fabric, descent = self.setting.fabric, self.stage.descent
+        loss, seen = torch.zeros((), device=fabric.device), []
+        self.optimizer.zero_grad()
+        for number, part in enumerate(parts):
+            batch = next(batches)
+            if inspect:
+                self.setting.inspection.look(batch, part.indices)
+            hold = number + 1 < len(parts) and fabric.world_size > 1
+            with fabric.no_backward_sync(self.objective, enabled=hold):
+                part_loss = part.weight * self.objective(batch.x, batch.y)
+                fabric.backward(part_loss)
+            loss += part_loss.detach()
+            seen.append((part, batch))
+        if descent.clip_norm is not None:
+            fabric.clip_gradients(self.objective, self.optimizer, max_norm=descent.clip_norm)
+        self.optimizer.step()
+        self._after_step(seen)
+        return loss
+
+    @torch.no_grad()
+    def _after_step(self, seen: Sequence[tuple[Part, Batch]]) -> None:
+        """Sum the statistics of the batch over parts and processes, and finish them."""
+        estimate, fabric = self.stage.after_step, self.setting.fabric
+        if estimate is None:
+            return
+        self.setting.method.eval()
+        sums: dict[str, Tensor] = {}
+        for part, batch in seen:
+            for name, value in estimate.statistics(batch).items():
+                counted = value if part.weight else torch.zeros_like(value)
+                sums[name] = sums[name] + counted if name in sums else counted
+        estimate.finish({name: all_reduce(fabric, value) for name, value in sums.items()})
+        set_modes(self.setting.method)
+
+    def _set_rates(self, epoch: float) -> None:
+        descent = self.stage.descent
+        factor = descent.schedule.factor(epoch, descent.epochs)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+
+    def _report(self, epoch: int, loss: float, bar: Bar) -> None:
+        """Record the epoch; a loss that is no number stops the run."""
+        name, checkpoints = self.stage.name, self.setting.checkpoints
+        if not math.isfinite(loss):
+            raise UserError(
+                f"stage {name}, epoch {epoch + 1}: the loss is {loss}; "
+                "lower the learning rate or clip the gradient (clip_norm)"
+            )
+        values = {"loss": loss, "lr": self.optimizer.param_groups[0]["lr"], **self._monitor()}
+        checkpoints.epochs.append(Epoch(name, epoch + 1, values))
+        bar.note(f"epoch {epoch + 1} loss {loss:.4f}")
+
+    def _monitor(self) -> dict[str, float]:
+        """Means of the monitored values over the held-out slice."""
+        monitor = self.stage.monitor
+        if monitor is None:
+            return {}
+
+        def sums(batch: Batch) -> Values:
+            values = {name: value.double().sum() for name, value in monitor(batch).items()}
+            return {"count": torch.tensor(len(batch.y), device=batch.y.device), **values}
+
+        self.setting.method.eval()
+        size = self.setting.engine.predict_batch_size
+        found = total(self.setting.fabric, self.heldout, sums, size)
+        count = found.pop("count")
+        return {f"heldout_{name}": float(value / count) for name, value in found.items()}
+
+    def _save(self, done: int) -> None:
+        self.setting.checkpoints.save_epoch(
+            self.stage.name, done, self.seconds, self.setting.method, self.optimizer
+        )
+
+
+@contextlib.contextmanager
+def only_trainable(method: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Inside, exactly `parameters` require gradients."""
+    wanted = {id(parameter) for parameter in parameters}
+    before = [(parameter, parameter.requires_grad) for parameter in method.parameters()]
+    for parameter, _ in before:
+        parameter.requires_grad_(id(parameter) in wanted)
+    try:
+        yield
+    finally:
+        for parameter, flag in before:
+            parameter.requires_grad_(flag)
+            parameter.grad = None
+
+
+def set_modes(module: nn.Module) -> None:
+    """Training mode, but evaluation mode for every part whose weights are all frozen."""
+    frozen = [not parameter.requires_grad for parameter in module.parameters()]
+    module.training = not (frozen and all(frozen))
+    for child in module.children():
+        child.eval() if not module.training else set_modes(child)

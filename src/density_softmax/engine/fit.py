@@ -1,0 +1,120 @@
+"""Runs the stages of a method, one after another."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from density_softmax.config import to_dict
+from density_softmax.data.sources import as_source
+from density_softmax.engine.checkpoint import Checkpoints
+from density_softmax.engine.collect import collect, total
+from density_softmax.engine.descent import Descender, Setting, only_trainable
+from density_softmax.engine.features import FeatureCache
+from density_softmax.engine.inspection import Inspection
+from density_softmax.engine.progress import Bars
+from density_softmax.engine.runtime import EngineConfig, start
+from density_softmax.engine.sharing import num_batches
+from density_softmax.methods.base import Method
+from density_softmax.stages import Estimate, Stage
+from density_softmax.types import Source
+
+__all__ = ["fit"]
+
+
+def fit(
+    method: Method,
+    train: Any,
+    heldout: Any,
+    *,
+    seed: int = 0,
+    directory: str | Path | None = None,
+    resume: bool = False,
+    engine: EngineConfig | None = None,
+    fabric: Fabric | None = None,
+    identity: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> Checkpoints:
+    """Train `method` through all of its stages.
+
+    Args:
+        method: what to train, in place.
+        train: a DataLoader, a Dataset, a pair (inputs, labels) or a Source to learn from.
+        heldout: the same for the data that calibrate and monitor; never test data.
+        seed: decides the order of samples and every random draw.
+        directory: where checkpoints go; without one a run cannot be resumed.
+        resume: continue the run that the directory holds.
+        engine: devices, processes and precision.
+        fabric: a launched Fabric to use in place of a new one.
+        identity: what makes this run itself; another run's directory is refused.
+        progress: draw progress bars.
+
+    Returns:
+        The record of the run: finished stages with their seconds, and every epoch.
+    """
+    engine = engine or EngineConfig()
+    fabric = fabric or start(engine)
+    checkpoints = Checkpoints(
+        None if directory is None else Path(directory),
+        identity or {"method": to_dict(method.config), "seed": seed},
+        resume=resume,
+        writer=fabric.is_global_zero,
+    )
+    sources = {"train": as_source(train), "heldout": as_source(heldout)}
+    with torch.random.fork_rng(), Bars(progress and fabric.is_global_zero) as bars:
+        inspection = Inspection(method.num_classes)
+        setting = Setting(fabric, method, seed, engine, checkpoints, bars, inspection)
+        run_stages(setting, sources)
+    method.eval()
+    return checkpoints
+
+
+def run_stages(setting: Setting, sources: Mapping[str, Source]) -> None:
+    """All stages that are not finished, in order."""
+    method, fabric, checkpoints = setting.method, setting.fabric, setting.checkpoints
+    checkpoints.restore(method)
+    fabric.to_device(method)
+    cache = FeatureCache(fabric, method, setting.engine, checkpoints.directory)
+    finished = len(checkpoints.finished)
+    for number, stage in itertools.islice(enumerate(method.stages()), finished, None):
+        seconds = run_stage(setting, number, stage, sources, cache)
+        fabric.barrier()
+        checkpoints.finish(method, stage.name, seconds)
+    cache.clear()
+
+
+def run_stage(
+    setting: Setting, number: int, stage: Stage, sources: Mapping[str, Source], cache: FeatureCache
+) -> float:
+    """One stage; returns its seconds, those before an interruption included."""
+
+    def source(split: str) -> Source:
+        inputs = sources[split]
+        return inputs if stage.on == "inputs" else cache.source(split, inputs, setting.bars)
+
+    began = time.perf_counter()
+    if isinstance(stage, Estimate):
+        estimate(setting, stage, source(stage.split))
+        return time.perf_counter() - began
+    with only_trainable(setting.method, stage.parameters):
+        seconds = Descender(setting, number, stage, source(stage.split), source("heldout")).run()
+    if stage.on == "inputs":
+        cache.clear()
+    return seconds
+
+
+def estimate(setting: Setting, stage: Estimate, source: Source) -> None:
+    """One pass of an `Estimate` stage."""
+    fabric, size = setting.fabric, setting.engine.predict_batch_size
+    bar = setting.bars.add(stage.name, num_batches(len(source), size))
+    setting.method.eval()
+    reduce = collect if stage.reduce == "concat" else total
+    values = reduce(fabric, source, stage.statistics, size, tick=bar.advance)
+    with torch.no_grad():
+        stage.finish({name: fabric.to_device(value) for name, value in values.items()})

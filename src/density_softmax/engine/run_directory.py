@@ -1,0 +1,114 @@
+"""A run on disk: recipe, environment, checkpoints, epochs, predictions and rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from density_softmax.engine.checkpoint import Epoch
+from density_softmax.errors import UserError
+from density_softmax.rows import read_rows, write_rows
+from density_softmax.storage import StorageError, load_tensors, save_tensors, write_text
+from density_softmax.types import Prediction, Row
+from density_softmax.version import __version__
+
+__all__ = ["RunDirectory", "describe_environment"]
+
+PACKAGES = ("torch", "lightning-fabric", "numpy", "scikit-learn", "safetensors")
+
+
+class RunDirectory:
+    """The files of one run.
+
+    recipe.json, environment.json, progress.json and stages/ (checkpoints), epochs.csv,
+    predictions/ (a file per split) and rows.csv. Everything that is reported can be computed
+    from the predictions: a new metric needs no new run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def claim(self, identity: Mapping[str, Any], *, resume: bool) -> None:
+        """Make the directory this run's; refuse one that is another's."""
+        file = self.path / "recipe.json"
+        identity = json.loads(json.dumps(identity))
+        if file.exists():
+            if self.identity() != identity:
+                raise UserError(
+                    f"{self.path}: holds a run of another recipe or seed; choose another --out"
+                )
+            if not resume:
+                raise UserError(
+                    f"{self.path}: holds this run already; add --resume or choose another --out"
+                )
+            return
+        if self.path.is_dir() and any(self.path.iterdir()):
+            raise UserError(f"{self.path}: is not empty and not a run; choose another --out")
+        write_text(self.path / "environment.json", json.dumps(describe_environment(), indent=1))
+        write_text(file, json.dumps(identity, indent=1))
+
+    def identity(self) -> dict[str, Any]:
+        """The recipe, seed and variant, as `claim` wrote them."""
+        return self._json("recipe.json")
+
+    def environment(self) -> dict[str, Any]:
+        """Versions and hardware at the time of the run."""
+        return self._json("environment.json")
+
+    def save_epochs(self, epochs: Sequence[Epoch]) -> None:
+        """Write what each epoch reported, a line per value."""
+        lines = ["stage,epoch,metric,value"]
+        for epoch in epochs:
+            lines += [f"{epoch.stage},{epoch.epoch},{k},{v!r}" for k, v in epoch.values.items()]
+        write_text(self.path / "epochs.csv", "\n".join(lines) + "\n")
+
+    def save_prediction(self, split: str, prediction: Prediction, labels: Tensor) -> None:
+        """Keep what was predicted for a split, and its labels."""
+        save_tensors(self._prediction(split), {**prediction._asdict(), "y": labels}, {})
+
+    def prediction(self, split: str) -> tuple[Prediction, Tensor]:
+        """What was predicted for a split, and its labels."""
+        tensors, _ = load_tensors(self._prediction(split))
+        labels = tensors.pop("y")
+        return Prediction(**tensors), labels
+
+    def save_rows(self, rows: Sequence[Row]) -> None:
+        """Write the run's figures."""
+        write_rows(self.path / "rows.csv", rows)
+
+    def rows(self) -> list[Row]:
+        """The run's figures."""
+        return read_rows(self.path / "rows.csv")
+
+    def _prediction(self, split: str) -> Path:
+        return self.path / "predictions" / f"{split}.safetensors"
+
+    def _json(self, name: str) -> dict[str, Any]:
+        file = self.path / name
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise StorageError(f"{self.path}: not a run directory, it has no {name}") from None
+        except ValueError as error:
+            raise StorageError(f"{file}: not readable ({error}); delete the run") from None
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions and hardware, for whoever wants to repeat the run."""
+    return {
+        "density-softmax": __version__,
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }

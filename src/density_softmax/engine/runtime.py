@@ -1,0 +1,63 @@
+"""Where a run happens: devices, processes and precision, all through Lightning Fabric."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from lightning_fabric import Fabric
+
+__all__ = ["EngineConfig", "derive_seed", "start"]
+
+
+def _where(default: Any) -> Any:
+    """A field that says where to compute, not what: it names no variant of a result."""
+    return field(default=default, metadata={"place": True})
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Devices, processes and precision.
+
+    Attributes:
+        accelerator: `auto`, `cpu`, `cuda`, `mps`, ...
+        devices: processes per machine; under torchrun or SLURM, what those were started with.
+        num_nodes: machines.
+        strategy: Fabric's; `auto` is one device, or DDP over several.
+        precision: `32-true`, `bf16-mixed`, `16-mixed`, ...
+        feature_memory: megabytes of cached features to keep in memory; above, a mapped file.
+        predict_batch_size: samples per forward pass where nothing is learned.
+        checkpoint_seconds: an epoch that ends sooner after the last checkpoint makes none.
+    """
+
+    accelerator: str = _where("auto")
+    devices: int = _where(1)
+    num_nodes: int = _where(1)
+    strategy: str = _where("auto")
+    precision: str = "32-true"
+    feature_memory: int = _where(2048)
+    predict_batch_size: int = _where(512)
+    checkpoint_seconds: float = _where(30.0)
+
+
+def start(config: EngineConfig) -> Fabric:
+    """A launched Fabric: from here on there are as many processes as asked for."""
+    fabric = Fabric(
+        accelerator=config.accelerator,
+        devices=config.devices,
+        num_nodes=config.num_nodes,
+        strategy=config.strategy,
+        precision=config.precision,  # type: ignore[arg-type]
+    )
+    fabric.launch()
+    return fabric
+
+
+def derive_seed(*keys: int) -> int:
+    """A seed from a tuple of numbers.
+
+    Every epoch of every stage has seeds of its own, so that no generator state has to be kept
+    for a run to continue as if it had never stopped.
+    """
+    return int(np.random.SeedSequence(keys).generate_state(1, np.uint32)[0])
