@@ -31,6 +31,7 @@ def main() -> None:
     args = parser.parse_args()
     shape = (args.images, args.side, args.side, 3)
     images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    print(f"seconds for {args.images} images × {len(SEVERITIES)} severities")
     taken = {}
     for kind in ALL_CORRUPTIONS:
         corrupt(images[:2], kind, 1)

@@ -31,6 +31,12 @@ def read_rows(file: Path) -> list[Row]:
         if tuple(next(reader, ())) != Row._fields:
             raise StorageError(f"{file}: its header is not {','.join(Row._fields)}")
         try:
-            return [Row(*row[:3], int(row[3]), *row[4:6], float(row[6])) for row in reader]  # type: ignore[call-arg]
-        except (ValueError, IndexError, TypeError) as error:
+            return [_row(*line) for line in reader]
+        except (ValueError, TypeError) as error:
             raise StorageError(f"{file}: a row cannot be read ({error})") from None
+
+
+def _row(
+    recipe: str, method: str, variant: str, seed: str, split: str, metric: str, value: str
+) -> Row:
+    return Row(recipe, method, variant, int(seed), split, metric, float(value))

@@ -1,7 +1,7 @@
 """Spatter: drops of water or splashes of mud on the lens.
 
-Follows the authors' chain of image-processing steps on 8-bit layers. Two steps are exact here
-and approximate there: the Euclidean distance transform, and arithmetic beyond 8 bits between.
+Follows the authors' chain of image-processing steps on 8-bit layers. One step differs: distances
+to the drops' edges are exactly Euclidean here, sums of knight's and king's moves there.
 """
 
 from __future__ import annotations

@@ -1,0 +1,40 @@
+"""What there is to choose from, as tables."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.table import Table
+
+from density_softmax.data import DataConfig
+from density_softmax.engine.evaluate import METRICS
+from density_softmax.methods import MethodConfig
+from density_softmax.recipes import RECIPES
+
+__all__ = ["listing"]
+
+
+def listing(what: str) -> Table:
+    """A table of names with one line about each."""
+    tables: dict[str, Callable[[], Mapping[str, str]]] = {
+        "methods": lambda: {kind: _owner(member) for kind, member in MethodConfig.members.items()},
+        "recipes": lambda: {name: _first_line(recipe) for name, recipe in RECIPES.items()},
+        "datasets": lambda: {k: _first_line(member) for k, member in DataConfig.members.items()},
+        "metrics": lambda: METRICS,
+    }
+    table = Table("name", "what it is", title=what)
+    for name, line in tables[what]().items():
+        table.add_row(name, line)
+    return table
+
+
+def _owner(config: type) -> str:
+    """The first line about the method that a config is nested in."""
+    module = inspect.getmodule(config)
+    return _first_line(getattr(module, config.__qualname__.partition(".")[0]))
+
+
+def _first_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]

@@ -1,0 +1,138 @@
+"""density-softmax: train, evaluate and report classifiers that know what they do not know."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from density_softmax.errors import UserError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="density-softmax",
+    help="Classifiers that know what they do not know, at the cost of one forward pass.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console()
+
+# torch and scikit-learn take seconds to import: each command imports what it needs, --help nothing.
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where runs, figures and the report go.")] = Path(
+        "runs/demo"
+    ),
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to average over.")] = 3,
+) -> None:
+    """Two moons: train ERM and Density-Softmax, draw their uncertainty, write a report.
+
+    Finished runs are kept: calling it again continues where it was.
+    """
+    from density_softmax.cli.demo import run_demo
+
+    run_demo(out, seeds, console)
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="See `density-softmax list recipes`.")],
+    method: Annotated[
+        str, typer.Option(help="See `density-softmax list methods`.")
+    ] = "density_softmax",
+    seed: Annotated[int, typer.Option(min=0, help="Decides data, weights and batches.")] = 0,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change an entry of the recipe."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run directory.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a killed run.")] = False,
+) -> None:
+    """Train a method with a recipe, evaluate it, and keep everything in a run directory.
+
+    A run that was killed continues with `--resume` and ends with the same weights.
+
+    For example
+
+    - `density-softmax train toy`
+
+    - `density-softmax train toy --method deterministic --seed 1`
+
+    - `density-softmax train toy --set method.scale=max --set data.shape=two_ovals`
+    """
+    from density_softmax.benchmark import default_directory, prepare, run
+    from density_softmax.report import run_summary
+
+    chosen = prepare(recipe, method, changes or ())
+    place = out or default_directory(chosen, seed)
+    rows = run(chosen, place, seed=seed, resume=resume)
+    console.print(run_summary(rows))
+    console.print(f"run directory: {place}", soft_wrap=True)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A finished run directory.")],
+    shift: Annotated[list[str] | None, typer.Option(help="A shifted set; repeatable.")] = None,
+    ood: Annotated[list[str] | None, typer.Option(help="An OOD set; repeatable.")] = None,
+) -> None:
+    """Evaluate a finished run again, on the sets of its recipe or on others."""
+    from density_softmax.benchmark import evaluate
+    from density_softmax.report import run_summary
+
+    rows = evaluate(run, shifts=tuple(shift or ()), ood=tuple(ood or ()))
+    console.print(run_summary(rows))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="Where tables, figures and page go.")] = Path("report"),
+) -> None:
+    """Turn run directories into tables (text, CSV, LaTeX), figures and one HTML page."""
+    from density_softmax.report import write_report
+
+    page = write_report(runs, out)
+    console.print((out / "tables" / "results.txt").read_text(encoding="utf-8"), soft_wrap=True)
+    console.print(f"report page: {page}", soft_wrap=True)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[Literal["methods", "recipes", "datasets", "metrics"], typer.Argument()],
+) -> None:
+    """Show the methods, recipes, data sets or metrics there are."""
+    from density_softmax.cli.listing import listing
+
+    console.print(listing(what))
+
+
+def main() -> None:
+    """Run the command line; what a user can cure is one line and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        fail(str(error))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        fail("the disk is full: free some space and continue with --resume")
+    except KeyboardInterrupt:
+        print("interrupted: a run continues with --resume", file=sys.stderr)
+        sys.exit(130)
+
+
+def fail(message: str) -> None:
+    """Print one line and leave with exit code 2."""
+    print(f"density-softmax: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,87 @@
+"""From predictions to metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from density_softmax import metrics
+from density_softmax.methods.base import Method
+from density_softmax.types import Prediction
+
+__all__ = ["METRICS", "cost_metrics", "detection_metrics", "label_metrics", "mean_over_shifts"]
+
+LABEL_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
+    "nll": metrics.nll,
+    "accuracy": metrics.accuracy,
+    "ece": metrics.ece,
+    "mece": metrics.mece,
+    "brier": metrics.brier,
+    "aurc": metrics.aurc,
+}
+DETECTION_METRICS = {"auroc": metrics.auroc, "aupr": metrics.aupr, "fpr95": metrics.fpr95}
+
+METRICS = {
+    "nll": "mean negative log-likelihood of the true class, nats; lower is better",
+    "accuracy": "share of samples whose likeliest class is the true one; higher is better",
+    "ece": "expected calibration error, 15 equal-width bins; lower is better",
+    "mece": "ECE over misclassified samples, their mean confidence; lower is better",
+    "brier": "squared distance of probabilities from the truth; lower is better",
+    "aurc": "area under the risk-coverage curve; lower is better",
+    "confidence": "mean of the largest probability",
+    "auroc:SCORE": "out-of-distribution detection by confidence, entropy or epistemic",
+    "aupr:SCORE": "average precision of the same, out-of-distribution positive",
+    "fpr95:SCORE": "share of in-domain samples flagged when 95 % of the others are",
+    "params": "number of parameters",
+    "latency_ratio:BATCH": "time of a forward pass relative to the plain softmax classifier",
+    "train_seconds:STAGE": "seconds that a stage of training took",
+}
+
+
+def label_metrics(prediction: Prediction, labels: Tensor) -> dict[str, float]:
+    """Everything that compares predictions with labels, and the mean confidence."""
+    found = {name: metric(prediction.probs, labels) for name, metric in LABEL_METRICS.items()}
+    return {**found, "confidence": metrics.confidence(prediction.probs)}
+
+
+def detection_metrics(inside: Prediction, outside: Prediction) -> dict[str, float]:
+    """How well each score tells `outside` (the positive class) from `inside`."""
+    found = {"confidence": metrics.confidence(outside.probs)}
+    scores_in, scores_out = metrics.detection_scores(inside), metrics.detection_scores(outside)
+    for name, metric in DETECTION_METRICS.items():
+        for score in scores_in:
+            found[f"{name}:{score}"] = metric(scores_in[score], scores_out[score])
+    return found
+
+
+def mean_over_shifts(found: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Means over the types and severities of a shifted set: `cnll`, `caccuracy`, `cece`.
+
+    Splits are named `<set>/<type>/<severity>`; the means are of split `<set>`.
+    """
+    sets: dict[str, list[Mapping[str, float]]] = {}
+    for split, values in found.items():
+        name, slash, _ = split.partition("/")
+        if slash:
+            sets.setdefault(name, []).append(values)
+    return {
+        name: {f"c{key}": sum(v[key] for v in members) / len(members) for key in members[0]}
+        for name, members in sets.items()
+    }
+
+
+def cost_metrics(
+    method: Method, reference: Method, inputs: Tensor, batch_sizes: tuple[int, ...] = (1, 32)
+) -> dict[str, float]:
+    """Parameters, and latency relative to `reference` in eager mode, interleaved."""
+    found = {"params": float(metrics.num_parameters(method))}
+    for size in batch_sizes:
+        batch = inputs[torch.arange(size) % len(inputs)]
+        calls = {"method": lambda x=batch: method(x), "reference": lambda x=batch: reference(x)}
+        with torch.no_grad():
+            latencies = metrics.interleaved_latency(calls, device=batch.device)
+        ratios = metrics.latency_ratio(latencies, "reference")
+        found[f"latency_ratio:{size}"] = ratios["method"]
+    return found

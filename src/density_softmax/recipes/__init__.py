@@ -1,0 +1,16 @@
+"""Recipes: functions that return everything a run needs. `RECIPES` is their registry."""
+
+from density_softmax.config import ConfigError
+from density_softmax.recipes.base import Recipe, RecipeFunction
+from density_softmax.recipes.toy import toy
+
+__all__ = ["RECIPES", "Recipe", "get_recipe", "toy"]
+
+RECIPES: dict[str, RecipeFunction] = {"toy": toy}
+
+
+def get_recipe(name: str, method: str = "density_softmax") -> Recipe:
+    """The recipe of that name with the settings of that method."""
+    if name not in RECIPES:
+        raise ConfigError(f"unknown recipe '{name}'; there are: {', '.join(RECIPES)}")
+    return RECIPES[name](method)
