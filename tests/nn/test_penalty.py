@@ -69,7 +69,7 @@ def test_vanishing_jacobian_costs_one_and_has_a_finite_gradient() -> None:
         nn.init.zeros_(parameter)
     z, penalty = frobenius_penalty(encoder, torch.randn(3, 2))
     (penalty + z.sum()).backward()
-    assert penalty.item() == pytest.approx(1)
+    assert penalty.item() == pytest.approx(1, abs=1e-5)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in encoder.parameters())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from density_softmax.benchmark import prepare, run
@@ -22,8 +21,6 @@ CONTENDERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 def run_demo(out: Path, num_seeds: int, console: Console) -> None:
     """Train all contenders on two moons and report on them."""
-    # Tensors this small are faster on one thread than on several.
-    torch.set_num_threads(1)
     runs = []
     for seed in range(num_seeds):
         for method, changes in CONTENDERS:

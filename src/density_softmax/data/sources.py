@@ -127,7 +127,9 @@ def as_source(data: Any) -> Source:
     if isinstance(data, DataLoader):
         return DatasetSource(data)
     if isinstance(data, Dataset):
-        return DatasetSource(DataLoader(data, batch_size=None, shuffle=True))
+        # Torch will not shuffle a stream; DatasetSource says what to do instead.
+        shuffle = not isinstance(data, IterableDataset)
+        return DatasetSource(DataLoader(data, batch_size=None, shuffle=shuffle))
     if isinstance(data, tuple) and len(data) == 2:
         # Torch takes neither read-only arrays nor negative strides: such are copied.
         x, y = (torch.as_tensor(np.require(part, requirements=["C", "W"])) for part in data)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from lightning_fabric import Fabric
 
 __all__ = ["EngineConfig", "derive_seed", "start"]
@@ -28,6 +29,7 @@ class EngineConfig:
         precision: `32-true`, `bf16-mixed`, `16-mixed`, ...
         feature_memory: megabytes of cached features to keep in memory; above, a mapped file.
         predict_batch_size: samples per forward pass where nothing is learned.
+        threads: CPU threads per process, or null for torch's choice.
         checkpoint_seconds: an epoch that ends sooner after the last checkpoint makes none.
     """
 
@@ -38,6 +40,7 @@ class EngineConfig:
     precision: str = "32-true"
     feature_memory: int = _where(2048)
     predict_batch_size: int = _where(512)
+    threads: int | None = _where(None)
     checkpoint_seconds: float = _where(30.0)
 
 
@@ -51,6 +54,8 @@ def start(config: EngineConfig) -> Fabric:
         precision=config.precision,  # type: ignore[arg-type]
     )
     fabric.launch()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     return fabric
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +29,12 @@ def frobenius_penalty(encoder: Callable[[Tensor], Tensor], x: Tensor) -> tuple[T
         def column(tangent: Tensor) -> tuple[Tensor, Tensor]:
             return torch.func.jvp(encoder, (x,), (tangent,))  # type: ignore[return-value]
 
-        # None: the features do not depend on the direction and come back once.
-        z, columns = torch.func.vmap(column, out_dims=(None, 0))(tangents)  # type: ignore[arg-type]
+        # None: the features do not depend on the direction and come back once. "same": so does
+        # the noise of dropout, because the columns are those of one function.
+        z, columns = torch.func.vmap(
+            column,
+            out_dims=(None, 0),  # type: ignore[arg-type]
+            randomness="same",
+        )(tangents)
         norm = (columns.square().sum(dim=(0, -1)) + EPSILON).sqrt()
         return z, (norm - 1).square().mean()

@@ -118,7 +118,8 @@ class RangeScale(Scale):
 
     def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
         """The extremes of the training log density."""
-        self.smallest.copy_(log_prob.min())
+        # Finite where the density underflowed: all else is then at the top of the range.
+        self.smallest.copy_(log_prob.min().clamp_min(torch.finfo(torch.float32).min))
         self.largest.copy_(log_prob.max())
         return 1.0
 
@@ -200,14 +201,13 @@ def sharpest_decay(scaled: Callable[[float], Tensor], y: Tensor, budget: float) 
         return nll_of_logits(logits / fit_temperature(logits, y), y)
 
     allowed = cost(0.0) + budget
-    grid = [10 ** (exponent / 4) for exponent in range(-12, 9)]
-    affordable = [i for i, decay in enumerate(grid) if cost(decay) <= allowed]
-    if not affordable:
-        return 0.0
-    if affordable[-1] == len(grid) - 1:
+    # Never 0: one far outlier in the data must not cost the limit far away.
+    grid = [1e-12, *(10 ** (exponent / 4) for exponent in range(-12, 9))]
+    last = max((i for i, decay in enumerate(grid) if cost(decay) <= allowed), default=0)
+    if last == len(grid) - 1:
         return grid[-1]
-    low, high = grid[affordable[-1]], grid[affordable[-1] + 1]
-    for _ in range(10):
+    low, high = grid[last], grid[last + 1]
+    for _ in range(20):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if cost(middle) <= allowed else (low, middle)
     return low

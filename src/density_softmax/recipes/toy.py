@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from density_softmax.data.toy import Toy
+from density_softmax.engine.runtime import EngineConfig
 from density_softmax.methods import DensitySoftmax, Deterministic, MethodConfig
 from density_softmax.nn.densities import FlowDensity
 from density_softmax.nn.resffn import ResFFN
@@ -35,6 +36,8 @@ def toy(method: str = "density_softmax") -> Recipe:
         data=Toy(),
         encoder=ResFFN.Config(depth=12, width=128),
         method=choose("toy", methods, method),
+        # Tensors this small are faster on one thread than on several.
+        engine=EngineConfig(threads=1),
     )
 
 

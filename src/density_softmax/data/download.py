@@ -1,0 +1,234 @@
+"""Files from the internet: resumed where they broke off, checked, unpacked without trust.
+
+A download grows in `<file>.part`, is checked against its published digest, and only then gets its
+name. An archive is unpacked into a scratch directory beside its destination and moved from there,
+so that what has its final name is whole. An archive put in place by hand is used as if fetched.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import http.client
+import shutil
+import stat
+import tarfile
+import tempfile
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from density_softmax.data.files import DataError
+from density_softmax.version import __version__
+
+__all__ = ["Download", "DownloadError", "Report", "fetch", "unpack"]
+
+CHUNK = 2**20
+TIMEOUT = 30.0
+
+Report = Callable[[str, int, int], None]
+"""Called with what is being done, how many bytes are done, and how many there are."""
+
+
+class DownloadError(DataError):
+    """A file that could not be fetched or unpacked; the message says what to do instead."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file to fetch.
+
+    Attributes:
+        file: its place under the data root.
+        urls: where it is served, the official home first.
+        digest: `sha256:…` or `md5:…`, as published.
+        size: its bytes.
+        provides: what is under the root once it is fetched and, if an archive, unpacked.
+        into: where an archive unpacks to, under the root.
+    """
+
+    file: str
+    urls: tuple[str, ...]
+    digest: str
+    size: int
+    provides: tuple[str, ...]
+    into: str = "."
+
+    @property
+    def is_archive(self) -> bool:
+        """Whether the file is unpacked."""
+        return self.file.endswith((".tar", ".tar.gz", ".tgz", ".zip"))
+
+    def present(self, root: Path) -> bool:
+        """Whether everything it provides is there."""
+        return all((root / path).exists() for path in self.provides)
+
+
+def fetch(item: Download, root: Path, report: Report | None = None) -> None:
+    """Bring `item` under `root`, unless it is there."""
+    if item.present(root):
+        return
+    report = report or (lambda what, done, total: None)
+    path = root / item.file
+    with _disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            _check_placed(item, path, report)
+        else:
+            _download(item, path, report)
+        if item.is_archive:
+            unpack(path, root / item.into)
+            missing = [name for name in item.provides if not (root / name).exists()]
+            if missing:
+                raise DownloadError(f"{path}: unpacked, but {missing[0]} was not in it")
+            path.unlink()
+
+
+def _check_placed(item: Download, path: Path, report: Report) -> None:
+    if (size := path.stat().st_size) != item.size or _digest(path, item, report) != item.digest:
+        raise DownloadError(
+            f"{path}: not the published file ({size:,} of {item.size:,} bytes, or another "
+            f"digest than {item.digest}); delete it and fetch it again"
+        )
+
+
+def _download(item: Download, path: Path, report: Report) -> None:
+    """Try the mirrors in order until one gives a file with the right digest."""
+    part = path.with_name(f"{path.name}.part")
+    problems = []
+    for url in item.urls:
+        problem = _fill(part, url, item, report)
+        if problem is None and _digest(part, item, report) == item.digest:
+            part.replace(path)
+            return
+        if problem is None:
+            part.unlink()
+            problem = f"its digest was not {item.digest}, so it was deleted"
+        problems.append(f"{url}: {problem}")
+    kept = f"; {part} is kept and will be continued" if part.exists() else ""
+    raise DownloadError(
+        f"could not fetch {'; '.join(problems)}{kept}. Try again, or download {item.urls[0]} "
+        f"by other means, put it at {path} and run the same command"
+    )
+
+
+def _fill(part: Path, url: str, item: Download, report: Report) -> str | None:
+    """Grow `part` to its full size from `url`, or say why that failed."""
+    while (before := _size(part)) < item.size:
+        problem = "the connection broke off"
+        try:
+            _stream(part, url, item, report)
+        except (OSError, http.client.HTTPException) as error:
+            if _is_disk_full(error):
+                raise
+            problem = str(error) or type(error).__name__
+        # A connection that broke is taken up again as long as it brings something.
+        if _size(part) <= before:
+            return problem
+    return None
+
+
+def _stream(part: Path, url: str, item: Download, report: Report) -> None:
+    """Append to `part` what `url` still has to give."""
+    done = _size(part)
+    headers = {"User-Agent": f"density-softmax/{__version__}"}
+    if done:
+        headers["Range"] = f"bytes={done}-"
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        # A server that ignores the range sends the whole file: begin again.
+        continued = response.status == http.HTTPStatus.PARTIAL_CONTENT
+        done = done if continued else 0
+        with part.open("ab" if continued else "wb") as file:
+            while done < item.size and (chunk := response.read(min(CHUNK, item.size - done))):
+                file.write(chunk)
+                done += len(chunk)
+                report(f"fetching {Path(item.file).name}", done, item.size)
+
+
+def _digest(path: Path, item: Download, report: Report) -> str:
+    algorithm = item.digest.partition(":")[0]
+    digest, done = hashlib.new(algorithm, usedforsecurity=False), 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            done += len(chunk)
+            report(f"checking {Path(item.file).name}", done, item.size)
+    return f"{algorithm}:{digest.hexdigest()}"
+
+
+def unpack(archive: Path, into: Path) -> None:
+    """Unpack a tar or zip archive into the directory `into`: all of it, or nothing."""
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=into, prefix=".unpacking-") as scratch:
+        try:
+            if archive.suffix == ".zip":
+                _extract_zip(archive, Path(scratch))
+            else:
+                _extract_tar(archive, Path(scratch))
+        except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+            raise DownloadError(
+                f"{archive}: truncated or damaged archive ({error}); delete it and fetch it again"
+            ) from None
+        for path in Path(scratch).iterdir():
+            _move(path, into / path.name)
+
+
+def _extract_tar(archive: Path, scratch: Path) -> None:
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            _check_member(archive, member.name, plain=member.isfile() or member.isdir())
+            tar.extract(member, scratch, filter="data")
+
+
+def _extract_zip(archive: Path, scratch: Path) -> None:
+    with zipfile.ZipFile(archive) as file:
+        for member in file.infolist():
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            _check_member(archive, member.filename, kind in (0, stat.S_IFREG, stat.S_IFDIR))
+            file.extract(member, scratch)
+
+
+def _check_member(archive: Path, name: str, plain: bool) -> None:
+    """Only plain files and directories below the destination come out of an archive."""
+    parts = PurePosixPath(name.replace("\\", "/"))
+    if not plain or parts.is_absolute() or ".." in parts.parts or ":" in name:
+        raise DownloadError(
+            f"{archive}: refused, because its member '{name}' is a link, a device or outside "
+            "the destination; delete the archive"
+        )
+
+
+def _move(source: Path, destination: Path) -> None:
+    """Move a tree into place; a directory that is there already is filled up."""
+    if source.is_dir() and destination.is_dir():
+        for path in source.iterdir():
+            _move(path, destination / path.name)
+    else:
+        source.replace(destination)
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if not _is_disk_full(error):
+            raise
+        free = shutil.disk_usage(path.parent).free
+        raise DownloadError(
+            f"{path}: no space left on the disk ({free:,} bytes free); make room and run the same "
+            "command to continue"
+        ) from None
+
+
+def _is_disk_full(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

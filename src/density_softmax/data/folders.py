@@ -1,0 +1,274 @@
+"""Folders of image files, one per class, decoded when they are read: they need not fit in memory.
+
+Files are cut to size while they are resized. At test time the box is the central 7/8 of the
+shorter side (resize to 256, crop 224), and an image that has the size already is left alone.
+In training it covers a random 8 to 100 % of the area with a random aspect from 3:4 to 4:3
+(Szegedy et al. 2015, "Going deeper with convolutions", CVPR), and half of the images are mirrored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from density_softmax.data.files import DataError, require
+from density_softmax.data.images import (
+    ImagePreparation,
+    Images,
+    ImageSet,
+    Samples,
+    Shape,
+    Statistics,
+)
+from density_softmax.types import Batch, Source
+
+__all__ = ["Decoding", "FileSource", "ImageFiles", "ImageFolder", "ImageFolders", "scan"]
+
+SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+# Images whose pixels give the mean and standard deviation of a folder.
+STATISTICS_SAMPLE = 512
+
+Box = tuple[float, float, float, float]
+Bytes = NDArray[np.uint8]
+
+
+@final
+@dataclass(frozen=True)
+class Decoding:
+    """How a file becomes an array.
+
+    Attributes:
+        size: height and width; None keeps the file's own.
+        channels: 3 for colour, 1 for grey.
+    """
+
+    size: int | None = None
+    channels: int = 3
+
+    def __call__(self, path: Path, rng: np.random.Generator | None, flip: bool) -> Bytes:
+        """Bytes (channels, height, width); `rng` turns on the random crop and flip."""
+        image = _read_image(path, "RGB" if self.channels == 3 else "L")
+        size = image.size if self.size is None else (self.size, self.size)
+        if rng is not None:
+            image = image.resize(size, Image.Resampling.BILINEAR, _random_box(*image.size, rng))
+        elif image.size != size:
+            image = image.resize(size, Image.Resampling.BILINEAR, _central_box(*image.size))
+        pixels = np.asarray(image).reshape(size[1], size[0], self.channels).transpose(2, 0, 1)
+        return pixels[:, :, ::-1] if flip and rng is not None and rng.random() < 0.5 else pixels
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ImageFiles(Samples):
+    """Image files with labels.
+
+    Attributes:
+        folder: where they are.
+        names: their paths inside the folder, encoded, in one compact array.
+        y: labels, (images,).
+        class_names: what the labels count in.
+        decoding: how they are decoded.
+    """
+
+    folder: Path
+    names: NDArray[np.bytes_]
+    y: Tensor
+    class_names: tuple[str, ...]
+    decoding: Decoding = field(default_factory=Decoding)
+
+    @property
+    def shape(self) -> Shape:
+        """Channels, height and width; without a set size, those of the first file."""
+        size = self.decoding.size
+        if size is not None:
+            return self.decoding.channels, size, size
+        width, height = _read_image(self.path(0), "L").size
+        return self.decoding.channels, height, width
+
+    def path(self, index: int) -> Path:
+        """The file of one image."""
+        return self.folder / os.fsdecode(self.names[index])
+
+    def decode(self, indices: Sequence[int], seed: int | None = None, flip: bool = False) -> Tensor:
+        """Bytes (images, channels, height, width); a seed turns on random crop and flip.
+
+        An image's randomness depends on the seed and on its index alone.
+        """
+        shape = self.shape
+        images = np.empty((len(indices), *shape), dtype=np.uint8)
+        for image, index in zip(images, indices, strict=True):
+            rng = None if seed is None else np.random.default_rng([seed, index])
+            pixels = self.decoding(self.path(index), rng, flip)
+            if pixels.shape != shape:
+                raise DataError(
+                    f"{self.path(index)}: shape {pixels.shape}, but {self.path(0).name} has "
+                    f"{shape}; set image_size to bring all images to one size"
+                )
+            image[...] = pixels
+        return torch.from_numpy(images)
+
+    def sized(self, size: int | None, channels: int) -> ImageFiles:
+        """The same files, decoded to this size and depth."""
+        return dataclasses.replace(self, decoding=Decoding(size, channels))
+
+    def take(self, rows: Tensor) -> ImageFiles:
+        """The images at these places."""
+        names = self.names[rows.numpy()]
+        return dataclasses.replace(self, names=names, y=self.y[rows])
+
+    def statistics(self) -> Statistics:
+        """Mean and standard deviation of every channel, of up to 512 images spread evenly."""
+        number = min(len(self), STATISTICS_SAMPLE)
+        rows = np.linspace(0, len(self) - 1, number).astype(int).tolist()
+        return Images(self.decode(rows), self.y[rows], self.class_names).statistics()
+
+    def source(self, prepare: ImagePreparation, workers: int) -> Source:
+        """Batches decoded by worker processes and normalised on the device."""
+        return FileSource(self, prepare, workers)
+
+
+@final
+class FileSource(Source):
+    """Image files, decoded and cut by the workers of a DataLoader, normalised on the device."""
+
+    def __init__(self, files: ImageFiles, preparation: ImagePreparation, workers: int) -> None:
+        self.files, self.preparation, self.workers = files, preparation, workers
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(self.files)
+
+    def order(self, seed: int) -> list[int]:
+        """A random permutation."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randperm(len(self), generator=generator).tolist()
+
+    def read(
+        self, batches: Sequence[Sequence[int]], device: torch.device, seed: int | None = None
+    ) -> Iterator[Batch]:
+        """One batch per list of indices; a seed turns on random crop and flip."""
+        prepare = self.preparation
+        loader = DataLoader(
+            _Decoded(self.files, seed if prepare.augment else None, prepare.flip),
+            batch_size=None,
+            sampler=batches,  # type: ignore[arg-type]
+            num_workers=self.workers,
+            pin_memory=device.type == "cuda",
+            # Its own generator: reading data leaves the global random state alone.
+            generator=torch.Generator(),
+        )
+        for item in loader:
+            if isinstance(item, DataError):
+                raise item
+            x, y = item
+            yield Batch(prepare(x.to(device, non_blocking=True), None), y.to(device))
+
+
+class _Decoded(Dataset[Any]):
+    """Whole batches of decoded images, indexed by lists of places."""
+
+    def __init__(self, files: ImageFiles, seed: int | None, flip: bool) -> None:
+        self.files, self.seed, self.flip = files, seed, flip
+
+    def __getitem__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor] | DataError:
+        """Images and labels. An error is returned: raised in a worker, it would lose its form."""
+        try:
+            return self.files.decode(indices, self.seed, self.flip), self.files.y[indices]
+        except DataError as error:
+            return error
+
+
+@final
+@dataclass(frozen=True)
+class ImageFolder(ImageSet):
+    """One folder: `<class>/<image>`, or images without classes."""
+
+    path: Path
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """There is one part."""
+        return ("all",)
+
+    def read(self, part: str) -> ImageFiles:
+        """Every image of the folder."""
+        return scan(self.path, "check the path")
+
+
+@final
+@dataclass(frozen=True)
+class ImageFolders(ImageSet):
+    """Two folders of `<class>/<image>`, for training and for testing."""
+
+    train: Path
+    test: Path
+    remedy: str
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """One part per folder."""
+        return ("train", "test")
+
+    def read(self, part: str) -> ImageFiles:
+        """Every image of one folder."""
+        return scan(self.train if part == "train" else self.test, self.remedy)
+
+
+def scan(folder: Path, remedy: str) -> ImageFiles:
+    """The image files of a folder, sorted by class and name; class names are folder names."""
+    require(folder, remedy)
+    classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    names, labels = [], []
+    for label, class_name in enumerate(classes):
+        found = _image_names(folder / class_name)
+        if not found:
+            raise DataError(f"{folder / class_name}: holds no images; delete it, or {remedy}")
+        names += [os.fsencode(os.path.join(class_name, name)) for name in found]  # noqa: PTH118
+        labels += [label] * len(found)
+    if not classes:
+        names = [os.fsencode(name) for name in _image_names(folder)]
+        labels = [-1] * len(names)
+    if not names:
+        raise DataError(f"{folder}: holds no images ({', '.join(SUFFIXES)}); {remedy}")
+    return ImageFiles(folder, np.array(names), torch.tensor(labels), tuple(classes))
+
+
+def _image_names(folder: Path) -> list[str]:
+    names = os.listdir(folder)  # noqa: PTH208
+    return sorted(name for name in names if name.lower().endswith(SUFFIXES))
+
+
+def _read_image(path: Path, mode: str) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            return image.convert(mode)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path}: cannot be decoded ({error}); replace or delete it") from None
+
+
+def _central_box(width: int, height: int) -> Box:
+    side = min(width, height) * 7 / 8
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+def _random_box(width: int, height: int, rng: np.random.Generator) -> Box:
+    area = width * height * rng.uniform(0.08, 1.0)
+    aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+    # A box that sticks out is clipped to the image.
+    box_width = min(width, math.sqrt(area * aspect))
+    box_height = min(height, math.sqrt(area / aspect))
+    left, top = rng.uniform(0, width - box_width), rng.uniform(0, height - box_height)
+    return left, top, left + box_width, top + box_height

@@ -1,0 +1,128 @@
+"""What methods, variants and metrics are called where people read them, and in which order."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+__all__ = [
+    "Better",
+    "MetricName",
+    "line_name",
+    "line_order",
+    "method_name",
+    "metric_name",
+    "metric_order",
+    "split_variant",
+    "variant_of_data",
+    "variant_of_line",
+]
+
+Better = Literal["higher", "lower"]
+
+# In the order of the tables: the classifier that all are compared to, its controls, the others.
+METHODS = {
+    "deterministic": "ERM",
+    "temperature_scaling": "ERM + temperature scaling",
+    "constant_temperature": "ERM + penalty + constant temperature",
+    "mc_dropout": "MC Dropout",
+    "mean_field": "Mean-Field VI",
+    "rank1_bnn": "Rank-1 BNN",
+    "posterior_network": "Posterior Network",
+    "natural_posterior_network": "Natural Posterior Network",
+    "heteroscedastic": "Heteroscedastic",
+    "sngp": "SNGP",
+    "mimo": "MIMO",
+    "duq": "DUQ",
+    "ddu": "DDU",
+    "due": "DUE",
+    "batch_ensemble": "BatchEnsemble",
+    "deep_ensemble": "Deep Ensemble",
+    "density_softmax": "Density-Softmax",
+}
+
+METRICS: dict[str, tuple[str, Better | None]] = {
+    "nll": ("NLL", "lower"),
+    "accuracy": ("Accuracy", "higher"),
+    "ece": ("ECE", "lower"),
+    "mece": ("mECE", "lower"),
+    "brier": ("Brier", "lower"),
+    "aurc": ("AURC", "lower"),
+    "confidence": ("Confidence", None),
+    "auroc": ("AUROC", "higher"),
+    "aupr": ("AUPR", "higher"),
+    "fpr95": ("FPR95", "lower"),
+    "params": ("Parameters", "lower"),
+    "latency_ratio": ("Latency", "lower"),
+    "train_seconds": ("Training s", "lower"),
+    "peak_memory": ("Peak memory", "lower"),
+}
+
+
+class MetricName(NamedTuple):
+    """A metric in a header.
+
+    Attributes:
+        title: its usual name.
+        note: what follows the colon in a row's metric: a score, a batch size or a stage.
+        better: which direction is an improvement; None where neither is.
+    """
+
+    title: str
+    note: str
+    better: Better | None
+
+
+def method_name(method: str) -> str:
+    """A method's usual name; unknown ones in title case."""
+    return METHODS.get(method) or method.replace("_", " ").title()
+
+
+def line_name(method: str, variant: str) -> str:
+    """A method and how it deviates from its recipe, if it does."""
+    name = method_name(method)
+    return name if variant == "default" else f"{name} ({variant})"
+
+
+def line_order(method: str, variant: str) -> tuple[int, str, bool, str]:
+    """Sorts methods as in `METHODS`, unknown ones last, each followed by its variants."""
+    known = list(METHODS)
+    place = known.index(method) if method in known else len(known)
+    return place, method, variant != "default", variant
+
+
+def split_variant(variant: str) -> list[str]:
+    """The `path=value` assignments of a variant; none if it is `default`."""
+    # A comma may also stand inside a value such as [1, 2]: only one before a path divides.
+    return [] if variant == "default" else re.split(r", (?=[A-Za-z_][\w.]*=)", variant)
+
+
+def variant_of_data(variant: str) -> str:
+    """The part of a variant that changes the data: its figures compare with no others."""
+    return ", ".join(a for a in split_variant(variant) if a.startswith("data."))
+
+
+def variant_of_line(variant: str) -> str:
+    """The rest of a variant, `default` if there is none."""
+    rest = [a for a in split_variant(variant) if not a.startswith("data.")]
+    return ", ".join(rest) or "default"
+
+
+def metric_name(metric: str) -> MetricName:
+    """What a header says about the metric of a row."""
+    name, _, note = metric.partition(":")
+    if name in METRICS:
+        title, better = METRICS[name]
+    elif name[:1] == "c" and name[1:] in METRICS:  # a mean over shifts
+        title, better = METRICS[name[1:]]
+        title = f"c{title}"
+    else:
+        title, better = name, None
+    return MetricName(title, note, better)
+
+
+def metric_order(metric: str) -> int:
+    """Sorts metrics as in `METRICS`, means over shifts like what they are means of."""
+    name, known = metric.partition(":")[0], list(METRICS)
+    name = name if name in METRICS else name[1:]
+    return known.index(name) if name in METRICS else len(known)

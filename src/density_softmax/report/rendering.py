@@ -1,0 +1,171 @@
+"""One table, four renderings: terminal text, CSV, LaTeX and HTML."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from density_softmax.report.tables import Cell, Column, Line, Table
+
+__all__ = ["as_csv", "as_html", "as_latex", "as_rich", "as_text"]
+
+MISSING = "–"
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "−": "$-$",
+    "→": r"$\to$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+}
+
+
+def as_rich(table: Table) -> RichTable:
+    """For a terminal."""
+    rich = RichTable(title=_text(table.title), caption=_text(table.caption), box=box.SIMPLE_HEAD)
+    rich.title_style, rich.caption_style = "bold", "dim"
+    rich.add_column("Method")
+    rich.add_column("Seeds", justify="right")
+    for column in table.columns:
+        rich.add_column(_text("\n".join(filter(None, (column.title, column.note)))), justify="right")
+    for line in table.lines:
+        cells = zip(line.cells, table.columns, strict=True)
+        rich.add_row(_text(line.name), str(line.num_seeds), *(_rich_cell(*each) for each in cells))
+    return rich
+
+
+def as_text(table: Table, width: int = 100) -> str:
+    """As in a terminal of that width, but without styles."""
+    stream = io.StringIO()
+    Console(file=stream, width=width, color_system=None).print(as_rich(table))
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def as_csv(table: Table) -> str:
+    """All digits; the deviation of each column in a column of its own."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    names = [" ".join(filter(None, (column.title, column.note))) for column in table.columns]
+    writer.writerow(["Method", "Seeds", *(part for n in names for part in (n, f"{n} std"))])
+    for line in table.lines:
+        cells = [part for cell in line.cells for part in _numbers(cell)]
+        writer.writerow([line.name, line.num_seeds, *cells])
+    return stream.getvalue()
+
+
+def as_latex(table: Table) -> str:
+    """A booktabs `tabular`, to be read with \\input."""
+    titles = ["Method", "Seeds", *(_latex(column.title) for column in table.columns)]
+    notes = ["", "", *(_latex(column.note) for column in table.columns)]
+    return "\n".join(
+        [
+            f"% {table.title}",
+            f"% {table.caption}",
+            "% Needs \\usepackage{booktabs}.",
+            f"\\begin{{tabular}}{{lr{'r' * len(table.columns)}}}",
+            "\\toprule",
+            *([_latex_row(titles), _latex_row(notes)] if any(notes) else [_latex_row(titles)]),
+            "\\midrule",
+            *(_latex_line(line, table) for line in table.lines),
+            "\\bottomrule",
+            "\\end{tabular}",
+            "",
+        ]
+    )
+
+
+def as_html(table: Table) -> str:
+    """A table that the page's script sorts by any column."""
+    heads = [_html_head("Method"), _html_head("Seeds")]
+    heads += [_html_head(column.title, column.note) for column in table.columns]
+    lines = "\n".join(_html_line(line, table) for line in table.lines)
+    return (
+        '<div class="scroll">\n<table class="sortable">\n'
+        f"<caption><b>{_title(table)}</b> {html.escape(table.caption)}</caption>\n"
+        f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table>\n</div>"
+    )
+
+
+def _figure(cell: Cell | None, column: Column) -> str:
+    """`mean ± std`, as people read it."""
+    if cell is None:
+        return MISSING
+    mean = f"{cell.mean:,.{column.decimals}f}"
+    return mean if cell.std is None else f"{mean} ± {cell.std:,.{column.decimals}f}"
+
+
+def _rich_cell(cell: Cell | None, column: Column) -> Text:
+    """Starred as well as bold: a log file has no bold."""
+    best = cell is not None and cell.best
+    return Text(("* " if best else "") + _figure(cell, column), style="bold" if best else "")
+
+
+def _text(words: str) -> Text:
+    """Words in which rich shall find no markup."""
+    return Text(words)
+
+
+def _numbers(cell: Cell | None) -> tuple[str, str]:
+    if cell is None:
+        return "", ""
+    return repr(cell.mean), "" if cell.std is None else repr(cell.std)
+
+
+def _latex(words: str) -> str:
+    return "".join(LATEX.get(sign, sign) for sign in words)
+
+
+def _latex_row(cells: list[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _latex_line(line: Line, table: Table) -> str:
+    cells = zip(line.cells, table.columns, strict=True)
+    return _latex_row([_latex(line.name), str(line.num_seeds), *(_latex_cell(*c) for c in cells)])
+
+
+def _latex_cell(cell: Cell | None, column: Column) -> str:
+    if cell is None:
+        return "--"
+    mean, plus_minus, std = _figure(cell, column).replace(",", "{,}").partition(" ± ")
+    mean = f"\\mathbf{{{mean}}}" if cell.best else mean
+    return f"${mean} \\pm {std}$" if plus_minus else f"${mean}$"
+
+
+def _title(table: Table) -> str:
+    return html.escape(table.title[:1].upper() + table.title[1:]) + "."
+
+
+def _html_head(title: str, note: str = "") -> str:
+    small = f"<small>{html.escape(note)}</small>" if note else ""
+    button = f'<button type="button">{html.escape(title)}{small}</button>'
+    return f'<th scope="col" aria-sort="none">{button}</th>'
+
+
+def _html_line(line: Line, table: Table) -> str:
+    cells = "".join(
+        _html_cell(cell, column) for cell, column in zip(line.cells, table.columns, strict=True)
+    )
+    head = f'<th scope="row">{html.escape(line.name)}</th>'
+    return f'<tr>{head}<td data-value="{line.num_seeds}">{line.num_seeds}</td>{cells}</tr>'
+
+
+def _html_cell(cell: Cell | None, column: Column) -> str:
+    if cell is None:
+        return f"<td>{MISSING}</td>"
+    mean, plus_minus, std = _figure(cell, column).partition(" ± ")
+    mean = f"<strong>{mean}</strong>" if cell.best else mean
+    std = f' <span class="std">± {std}</span>' if plus_minus else ""
+    return f'<td data-value="{cell.mean!r}">{mean}{std}</td>'

@@ -1,0 +1,140 @@
+"""The runs that a report is about: found on disk, in order, with the commands that made them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from density_softmax.engine.run_directory import RunDirectory
+from density_softmax.errors import UserError
+from density_softmax.report.names import (
+    line_name,
+    line_order,
+    split_variant,
+    variant_of_line,
+)
+from density_softmax.types import Row
+
+__all__ = ["LeftOut", "Run", "Runs", "find_runs", "first_seeds"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory and what its recipe.json says it is."""
+
+    path: Path
+    recipe: Mapping[str, Any]
+    variant: str
+    seed: int
+
+    @property
+    def directory(self) -> RunDirectory:
+        """Access to its files."""
+        return RunDirectory(self.path)
+
+    @property
+    def method(self) -> str:
+        """The registry key of its method."""
+        return str(self.recipe["method"]["kind"])
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """Its data config as plain values."""
+        return self.recipe["data"]
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """What its rows begin with."""
+        return str(self.recipe["name"]), self.method, self.variant, self.seed
+
+    @property
+    def label(self) -> str:
+        """Its name among runs on the same data."""
+        return line_name(self.method, variant_of_line(self.variant))
+
+    @property
+    def command(self) -> str:
+        """The command line that repeats it."""
+        words = ["density-softmax", "train", self.key[0], "--method", self.method]
+        words += ["--seed", str(self.seed)]
+        for assignment in split_variant(self.variant):
+            elsewhere = assignment.startswith(("data.", "encoder.", "engine."))
+            words += ["--set", assignment if elsewhere else f"method.{assignment}"]
+        return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that a report cannot show, and why."""
+
+    run: Run
+    reason: str
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Finished runs, ordered by recipe, method, variant and seed, and those left out."""
+
+    finished: tuple[Run, ...]
+    left_out: tuple[LeftOut, ...]
+
+    def rows(self) -> list[Row]:
+        """The rows of all finished runs."""
+        return [row for run in self.finished for row in run.directory.rows()]
+
+
+def find_runs(paths: Sequence[Path]) -> Runs:
+    """The runs at or below the paths; a path without any raises."""
+    places = {file.parent.resolve(): file.parent for path in paths for file in _recipes(path)}
+    found = sorted((_read(place) for place in places.values()), key=_order)
+    finished: dict[tuple[str, str, str, int], Run] = {}
+    left_out = []
+    for run in found:
+        if not (run.path / "rows.csv").is_file():
+            left_out.append(LeftOut(run, "unfinished: it has no rows.csv"))
+        elif run.key in finished:
+            left_out.append(LeftOut(run, f"the same run as {finished[run.key].path}"))
+        else:
+            finished[run.key] = run
+    return Runs(tuple(finished.values()), tuple(left_out))
+
+
+def first_seeds(runs: Sequence[Run]) -> list[Run]:
+    """The run with the lowest seed of each recipe, method and variant."""
+    chosen: dict[tuple[str, ...], Run] = {}
+    for run in runs:
+        best = chosen.setdefault(run.key[:3], run)
+        chosen[run.key[:3]] = min(best, run, key=lambda each: each.seed)
+    return list(chosen.values())
+
+
+def _recipes(path: Path) -> list[Path]:
+    if not path.exists():
+        raise UserError(f"{path}: no such run; pass run directories or a folder that holds some")
+    files = sorted(path.rglob("recipe.json"))
+    if not files:
+        raise UserError(
+            f"{path}: no run found, there is no recipe.json at or below it; "
+            "make one with density-softmax train"
+        )
+    return files
+
+
+def _read(place: Path) -> Run:
+    identity = RunDirectory(place).identity()
+    try:
+        run = Run(place, identity["recipe"], str(identity["variant"]), int(identity["seed"]))
+        json.dumps([run.key, run.data])
+    except (KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{place / 'recipe.json'}: does not describe a run; delete it or name other runs"
+        ) from None
+    return run
+
+
+def _order(run: Run) -> tuple[str, tuple[int, str, bool, str], int, str]:
+    return run.key[0], line_order(run.method, run.variant), run.seed, str(run.path)

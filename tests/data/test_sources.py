@@ -1,0 +1,255 @@
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from density_softmax.data.sources import (
+    ArraySource,
+    DatasetSource,
+    Preparation,
+    as_source,
+    hold_out,
+)
+from density_softmax.types import Source
+
+CPU = torch.device("cpu")
+X, Y = torch.arange(20.0).view(10, 2), torch.arange(10)
+
+
+class Jitter(Preparation):
+    """Adds a number of its own to every sample; at test time it adds 1000."""
+
+    def draw(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(num_samples, 1, generator=generator)
+
+    def __call__(self, x: Tensor, draws: Tensor | None) -> Tensor:
+        return x + (1000 if draws is None else draws)
+
+
+class Stream(IterableDataset[tuple[Tensor, int]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        yield torch.zeros(2), 0
+
+
+def dataset() -> TensorDataset:
+    return TensorDataset(X, Y)
+
+
+def collate_negatives(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return -torch.stack([x for x, _ in samples]), torch.stack([y for _, y in samples])
+
+
+SHUFFLING = {
+    "array": ArraySource(X, Y),
+    "data set": as_source(dataset()),
+    "loader": as_source(DataLoader(dataset(), batch_size=4, shuffle=True)),
+    "loader with a generator": as_source(
+        DataLoader(dataset(), shuffle=True, generator=torch.Generator().manual_seed(5))
+    ),
+    "sampler": as_source(DataLoader(dataset(), sampler=SubsetRandomSampler(range(10)))),
+    "batch sampler": as_source(
+        DataLoader(dataset(), batch_sampler=BatchSampler(RandomSampler(Y), 3, drop_last=False))
+    ),
+}
+
+
+@pytest.fixture(params=SHUFFLING)
+def source(request: pytest.FixtureRequest) -> Source:
+    return SHUFFLING[request.param]
+
+
+def test_order_is_a_permutation_that_the_seed_decides(source: Source) -> None:
+    first = list(source.order(0))
+    assert sorted(first) == list(range(10))
+    assert source.order(0) == first
+    assert len({tuple(source.order(seed)) for seed in range(5)}) == 5
+
+
+def test_order_neither_reads_nor_moves_the_global_random_state(source: Source) -> None:
+    torch.manual_seed(0)
+    before, state = source.order(3), torch.get_rng_state()
+    torch.rand(7)
+    assert source.order(3) == before
+    torch.manual_seed(0)
+    source.order(3)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_reading_does_not_move_the_global_random_state(source: Source, seed: int | None) -> None:
+    state = torch.get_rng_state()
+    list(source.read([[1, 2], [3]], CPU, seed))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@given(batches=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), max_size=4))
+def test_batches_hold_the_samples_asked_for(batches: list[list[int]]) -> None:
+    for source in SHUFFLING.values():
+        read = list(source.read(batches, CPU))
+        assert [batch.y.tolist() for batch in read] == batches
+        assert all(torch.equal(batch.x, X[batch.y]) for batch in read)
+
+
+def test_length_is_the_number_of_samples(source: Source) -> None:
+    assert len(source) == 10
+
+
+def test_empty_batch_of_an_array_has_no_rows() -> None:
+    (batch,) = ArraySource(X, Y).read([[]], CPU)
+    assert (batch.x.shape, batch.y.shape) == ((0, 2), (0,))
+
+
+def test_augmentation_depends_on_sample_and_seed_and_not_on_batches() -> None:
+    source = ArraySource(X, Y, Jitter())
+    whole = torch.cat([batch.x for batch in source.read([list(range(10))], CPU, seed=4)])
+    parts = list(source.read([[7, 2], [9], [2, 0, 1]], CPU, seed=4))
+    assert all(torch.equal(batch.x, whole[batch.y]) for batch in parts)
+    (other,) = source.read([list(range(10))], CPU, seed=5)
+    assert not (other.x == whole).any()
+    assert len(set((whole - X)[:, 0].tolist())) == 10
+
+
+def test_without_a_seed_samples_are_prepared_as_at_test_time() -> None:
+    (batch,) = ArraySource(X, Y, Jitter()).read([[3, 4]], CPU)
+    assert torch.equal(batch.x, X[3:5] + 1000)
+
+
+@pytest.mark.parametrize(("num_x", "num_y"), [(3, 2), (0, 1)])
+def test_inputs_without_their_labels_are_refused(num_x: int, num_y: int) -> None:
+    with pytest.raises(ValueError, match=f"{num_x} inputs but {num_y} labels"):
+        ArraySource(X[:num_x], Y[:num_y])
+
+
+def test_empty_array_is_refused() -> None:
+    with pytest.raises(ValueError, match="the data set is empty"):
+        ArraySource(X[:0], Y[:0])
+
+
+def test_loader_that_does_not_shuffle_keeps_its_order() -> None:
+    assert as_source(DataLoader(dataset())).order(1) == list(range(10))
+
+
+def test_sampler_decides_which_samples_are_seen() -> None:
+    weights = [0.0] * 9 + [1.0]
+    sampler = WeightedRandomSampler(weights, num_samples=4)
+    assert as_source(DataLoader(dataset(), sampler=sampler)).order(0) == [9] * 4
+
+
+def test_dropped_last_batch_stays_dropped() -> None:
+    loader = DataLoader(dataset(), batch_size=4, drop_last=True)
+    assert as_source(loader).order(0) == list(range(8))
+
+
+def test_batch_size_is_the_loaders() -> None:
+    assert as_source(DataLoader(dataset(), batch_size=4)).batch_size == 4
+    assert as_source(dataset()).batch_size is None
+    assert ArraySource(X, Y).batch_size is None
+
+
+def test_collate_function_is_the_loaders() -> None:
+    loader = DataLoader(dataset(), collate_fn=collate_negatives)
+    (batch,) = as_source(loader).read([[1, 2]], CPU)
+    assert torch.equal(batch.x, -X[1:3])
+
+
+def test_labels_may_be_plain_numbers() -> None:
+    class Numbers(Dataset[tuple[Tensor, int]]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return torch.full((2,), float(index)), index
+
+    (batch,) = as_source(Numbers()).read([[2, 0]], CPU)
+    assert batch.y.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("data", [Stream(), DataLoader(Stream())], ids=["stream", "loader"])
+def test_stream_is_refused_with_the_remedy(data: object) -> None:
+    with pytest.raises(ValueError, match="IterableDataset cannot be .*map-style Dataset"):
+        as_source(data)
+
+
+@pytest.mark.parametrize("data", [3, "data.csv", (X, Y, Y), [X, Y]], ids=str)
+def test_unreadable_data_are_refused_with_the_remedy(data: object) -> None:
+    with pytest.raises(TypeError, match=r"cannot read data from a (int|str|tuple|list): pass a"):
+        as_source(data)
+
+
+def test_source_is_taken_as_it_is() -> None:
+    source = ArraySource(X, Y)
+    assert as_source(source) is source
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (X, Y),
+        (X.double().numpy(), Y.int().numpy()),
+        (X.tolist(), Y.tolist()),
+        (read_only(X.numpy().copy()), read_only(Y.numpy().copy())),
+        (X.flip(0).numpy()[::-1], Y.flip(0).numpy()[::-1]),
+    ],
+    ids=["tensors", "float64", "lists", "read-only", "reversed"],
+)
+def test_pairs_of_any_arrays_are_read_as_float32_and_int64(pair: tuple[object, object]) -> None:
+    source = as_source(pair)
+    assert isinstance(source, ArraySource)
+    assert (source.x.dtype, source.y.dtype) == (torch.float32, torch.int64)
+    assert torch.equal(source.x, X)
+    assert torch.equal(source.y, Y)
+
+
+def test_bytes_stay_bytes() -> None:
+    source = as_source((np.zeros((2, 3), np.uint8), [0, 1]))
+    assert isinstance(source, ArraySource)
+    assert source.x.dtype == torch.uint8
+
+
+@given(num_samples=st.integers(2, 200), share=st.floats(0, 1), seed=st.integers(0, 100))
+def test_held_out_slice_and_the_rest_are_disjoint_and_cover(
+    num_samples: int, share: float, seed: int
+) -> None:
+    num_heldout = 1 + round(share * (num_samples - 2))
+    kept, heldout = hold_out(num_samples, num_heldout / num_samples, seed)
+    assert len(heldout) == num_heldout
+    assert sorted(kept.tolist() + heldout.tolist()) == list(range(num_samples))
+    again = hold_out(num_samples, num_heldout / num_samples, seed)
+    assert torch.equal(again[0], kept)
+    assert torch.equal(again[1], heldout)
+
+
+def test_seed_decides_what_is_held_out() -> None:
+    slices = {tuple(hold_out(100, 0.2, seed)[1].tolist()) for seed in range(5)}
+    assert len(slices) == 5
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 1.5, 0.01])
+def test_empty_side_of_a_split_is_refused(fraction: float) -> None:
+    with pytest.raises(ValueError, match=f"holding out {fraction} of 10 samples"):
+        hold_out(10, fraction, seed=0)
+
+
+def test_workers_read_the_same_batches() -> None:
+    loader = DataLoader(dataset(), num_workers=1)
+    (batch,) = DatasetSource(loader).read([[5, 6]], CPU, seed=0)
+    assert torch.equal(batch.x, X[5:7])

@@ -1,0 +1,297 @@
+import contextlib
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toy_problem import EVERY_EPOCH, descent, points, small_method
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from density_softmax.data import ArraySource
+from density_softmax.engine import fit, start
+from density_softmax.engine.descent import set_modes
+from density_softmax.errors import UserError
+from density_softmax.methods import Deterministic, Method
+from density_softmax.nn.scale import MaxScale
+from density_softmax.optimization import SGD
+from density_softmax.stages import Estimate, Train
+
+
+def trained(method=None, engine=EVERY_EPOCH, **options):
+    method = method or small_method()
+    fit(method, points(40, 1), points(20, 2), engine=engine, progress=False, **options)
+    return method
+
+
+def only_stages(method, chosen):
+    """The same method with a part of its story."""
+    stages = method.stages()[chosen]
+    object.__setattr__(method, "stages", lambda: stages)
+    return method
+
+
+def same_weights(first, second, exactly=True):
+    states = first.state_dict(), second.state_dict()
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
+        close = torch.equal if exactly else lambda a, b: torch.allclose(a, b, atol=1e-5)
+        assert close(value, states[1][name]), name
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
+    same_weights(trained(seed=1), trained(seed=1))
+    with pytest.raises(AssertionError):
+        same_weights(trained(seed=1), trained(seed=2))
+
+
+def test_the_global_generator_is_left_as_it_was():
+    method = small_method()
+    before = torch.get_rng_state()
+    trained(method)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class Killed(Exception):
+    """Stands for a kill at any moment."""
+
+
+def kill_after(monkeypatch, target, name, calls):
+    """Let `target.name` work `calls` times, then fail before it does anything."""
+    original, count = getattr(target, name), iter(range(calls))
+
+    def counted(*args, **kwargs):
+        if next(count, None) is None:
+            raise Killed
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(target, name, counted)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 4, 7, 9, 12, 17, 18, 20, 22])
+def test_a_run_killed_at_any_step_resumes_to_the_same_weights(calls, tmp_path, monkeypatch):
+    undisturbed = trained()
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after(patch, torch.optim.Adam, "step", calls)
+        trained(directory=tmp_path)
+    same_weights(undisturbed, trained(directory=tmp_path, resume=True))
+
+
+@pytest.mark.parametrize("target", [(os, "fsync"), (Path, "replace"), (Path, "unlink")])
+@pytest.mark.parametrize("calls", [0, 1, 2, 5, 8, 10])
+def test_a_run_killed_while_it_writes_resumes_to_the_same_weights(
+    target, calls, tmp_path, monkeypatch
+):
+    undisturbed = trained()
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        kill_after(patch, *target, calls)
+        trained(directory=tmp_path)
+    same_weights(undisturbed, trained(directory=tmp_path, resume=True))
+
+
+def test_a_finished_run_is_loaded_and_not_trained_again(tmp_path, monkeypatch):
+    first = trained(directory=tmp_path)
+    kill_after(monkeypatch, torch.optim.Adam, "step", 0)
+    same_weights(first, trained(small_method(seed=9), directory=tmp_path, resume=True))
+
+
+def test_a_directory_is_not_overwritten(tmp_path):
+    trained(directory=tmp_path)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(UserError, match="holds this run already"):
+        trained(directory=tmp_path)
+    with pytest.raises(UserError, match="another run"):
+        trained(directory=tmp_path, seed=3, resume=True)
+    assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda data: data[:-1] + b"\x55"])
+def test_a_damaged_checkpoint_is_refused_by_name(damage, tmp_path):
+    trained(directory=tmp_path)
+    file = tmp_path / "stages" / "head.done.safetensors"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(UserError, match=r"head\.done\.safetensors"):
+        trained(directory=tmp_path, resume=True)
+
+
+def test_epochs_after_a_resume_are_those_of_an_undisturbed_run(tmp_path, monkeypatch):
+    data = points(40, 1), points(20, 2)
+    whole = fit(small_method(), *data, engine=EVERY_EPOCH, progress=False)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after(patch, torch.optim.Adam, "step", 13)
+        fit(small_method(), *data, engine=EVERY_EPOCH, directory=tmp_path, progress=False)
+    again = fit(
+        small_method(), *data, engine=EVERY_EPOCH, directory=tmp_path, resume=True, progress=False
+    )
+    assert again.epochs == whole.epochs
+    assert [record.name for record in again.finished] == [r.name for r in whole.finished]
+
+
+def test_a_stage_changes_only_what_it_names():
+    method = small_method()
+    own = {
+        "representation": ("encoder.", "head.linear."),
+        "standardize": ("density.mean", "density.scale"),
+        "density": ("density.flow.",),
+        "scale": ("scale.", "head.temperature"),
+        "head": ("head.linear.",),
+    }
+    previous = {name: value.clone() for name, value in method.state_dict().items()}
+    for number, stage in enumerate(method.stages()):
+        part = small_method()
+        part.load_state_dict(previous)
+        trained(only_stages(part, slice(number, number + 1)))
+        after = part.state_dict()
+        changed = {name for name in after if not torch.equal(after[name], previous[name])}
+        assert changed, stage.name
+        assert all(name.startswith(own[stage.name]) for name in changed), (stage.name, changed)
+        previous = {name: value.clone() for name, value in after.items()}
+    assert [stage.name for stage in method.stages()] == list(own)
+
+
+def test_the_encoder_reads_each_split_once_for_all_stages_on_features():
+    method = small_method()
+    calls: list[int] = []
+    method.encoder.register_forward_hook(
+        lambda module, args, z: calls.append(len(z)) if not torch.is_grad_enabled() else None
+    )
+    trained(only_stages(method, slice(1, None)))
+    assert sum(calls) == 40 + 20
+
+
+def test_memory_mapped_features_give_the_same_weights(tmp_path):
+    mapped = dataclasses.replace(EVERY_EPOCH, feature_memory=0)
+    same_weights(trained(), trained(engine=mapped, directory=tmp_path))
+    assert not list(tmp_path.rglob("*.npy"))
+
+
+def test_accumulated_gradients_equal_those_of_the_whole_batch():
+    plain = small_method(representation=descent(2), penalty=0.1)
+    parts = small_method(representation=descent(2, accumulate=3), penalty=0.1)
+    for method in (plain, parts):
+        method.encoder[2].p = 0.0
+        trained(only_stages(method, slice(0, 1)))
+    same_weights(plain, parts, exactly=False)
+
+
+def test_features_are_computed_in_evaluation_mode():
+    method = small_method(representation=descent(1))
+    modes = []
+    method.encoder[2].register_forward_hook(
+        lambda module, args, z: None if torch.is_grad_enabled() else modes.append(module.training)
+    )
+    trained(method)
+    assert modes
+    assert not any(modes)
+
+
+def test_parts_without_trained_weights_are_in_evaluation_mode():
+    frozen = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout())
+    module = nn.ModuleDict({"frozen": frozen.requires_grad_(False), "free": nn.Linear(2, 2)})
+    module["dropout"] = nn.Dropout()
+    set_modes(module)
+    assert module.training
+    assert module["free"].training
+    assert module["dropout"].training
+    assert not any(part.training for part in frozen.modules())
+
+
+class Centroids(Method):
+    """After every step the buffer gains the sum of the batch's inputs."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(2, 2), 2, Deterministic.Config())
+        self.register_buffer("seen", torch.zeros(2))
+        self.modes: list[bool] = []
+
+    def _count(self, batch):
+        self.modes.append(self.training)
+        return {"sum": batch.x.sum(0)}
+
+    def stages(self):
+        after = Estimate("after", self._count, lambda total: self.seen.add_(total["sum"]))
+        loss = lambda batch: nn.functional.cross_entropy(self.encoder(batch.x), batch.y)  # noqa: E731
+        parameters = list(self.parameters())
+        return (Train("train", loss, parameters, descent(2, accumulate=2), after_step=after),)
+
+    def forward(self, x):
+        raise AssertionError("not needed")
+
+
+def test_after_step_sees_every_sample_of_every_epoch_in_evaluation_mode():
+    method = trained(Centroids())
+    torch.testing.assert_close(method.seen, 2 * points(40, 1).x.sum(0))
+    assert not any(method.modes)
+
+
+def test_monitored_values_are_means_over_the_held_out_slice():
+    method = small_method(head=None, scale=MaxScale.Config())
+    record = fit(method, points(40, 1), points(20, 2), engine=EVERY_EPOCH, progress=False)
+    last = [epoch for epoch in record.epochs if epoch.stage == "density"][-1]
+    with torch.no_grad():
+        log_prob = method.density.log_prob(method.features(points(20, 2).x))
+    assert last.values["heldout_nll"] == pytest.approx(-log_prob.mean().item(), rel=1e-5)
+
+
+def test_mixed_precision_trains_and_keeps_densities_finite():
+    engine = dataclasses.replace(EVERY_EPOCH, precision="bf16-mixed")
+    method = trained(small_method(), engine=engine)
+    prediction = method.predict(points(20, 2).x * 1000)
+    assert prediction.epistemic.dtype == torch.float32
+    assert all(part.isfinite().all() for part in prediction)
+
+
+def test_a_loader_is_read_in_its_own_batches():
+    data = points(40, 1)
+    loader = DataLoader(TensorDataset(data.x, data.y), batch_size=10, shuffle=True)
+    method = small_method()
+    sizes: list[int] = []
+    method.encoder.register_forward_hook(
+        lambda module, args, z: sizes.append(len(args[0])) if torch.is_grad_enabled() else None
+    )
+    fit(method, loader, points(20, 2), engine=EVERY_EPOCH, progress=False)
+    assert set(sizes) == {10}
+
+
+def test_pairs_of_numpy_arrays_are_data():
+    data = points(40, 1)
+    pair = np.asarray(data.x), np.asarray(data.y)
+    method = small_method()
+    fit(method, pair, pair, engine=EVERY_EPOCH, progress=False)
+    assert method.predict(data.x).probs.shape == (40, 2)
+
+
+def bad_data(change):
+    data = points(40, 1)
+    x, y = data.x.clone(), data.y.clone()
+    change(x, y)
+    return ArraySource(x, y)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: x[7].fill_(float("nan")), "sample 7 has NaN or infinite"),
+        (lambda x, y: x[3, 1].fill_(float("inf")), "sample 3 has NaN or infinite"),
+        (lambda x, y: y[5].fill_(2), "sample 5 has label 2: labels must be 0 to 1"),
+        (lambda x, y: y.zero_(), "one class only"),
+    ],
+)
+def test_data_that_cannot_be_learned_from_is_named(change, message):
+    with pytest.raises(UserError, match=message):
+        fit(small_method(), bad_data(change), points(20, 2), engine=EVERY_EPOCH, progress=False)
+
+
+def test_a_diverging_loss_stops_the_run_with_a_remedy():
+    wild = small_method(representation=descent(30, optimizer=SGD(lr=1e20)))
+    with pytest.raises(UserError, match="lower the learning rate"):
+        trained(wild)
+
+
+def test_a_launched_fabric_is_used_as_it_is():
+    fabric = start(EVERY_EPOCH)
+    method = small_method()
+    fit(method, points(40, 1), points(20, 2), fabric=fabric, engine=EVERY_EPOCH, progress=False)
+    assert next(method.parameters()).device == fabric.device

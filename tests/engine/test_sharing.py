@@ -1,0 +1,50 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from density_softmax.engine.sharing import num_batches, share
+
+SIZES = {
+    "num_samples": st.integers(1, 60),
+    "batch_size": st.integers(1, 17),
+    "world": st.integers(1, 5),
+    "accumulate": st.integers(1, 4),
+}
+
+
+@given(**SIZES)
+def test_every_sample_counts_exactly_once(num_samples, batch_size, world, accumulate):
+    order = list(range(100, 100 + num_samples))
+    counted = [
+        index
+        for rank in range(world)
+        for step in share(order, batch_size, rank, world, accumulate)
+        for part in step
+        if part.weight
+        for index in part.indices
+    ]
+    assert sorted(counted) == order
+
+
+@given(**SIZES)
+def test_processes_take_the_same_number_of_steps(num_samples, batch_size, world, accumulate):
+    for rank in range(world):
+        steps = share(range(num_samples), batch_size, rank, world, accumulate)
+        assert len(steps) == num_batches(num_samples, batch_size)
+        assert all(part.indices for step in steps for part in step)
+
+
+@given(**SIZES)
+def test_weighted_means_over_processes_give_the_global_mean(
+    num_samples, batch_size, world, accumulate
+):
+    values = [float(index**2) for index in range(num_samples)]
+    steps = [share(range(num_samples), batch_size, r, world, accumulate) for r in range(world)]
+    for number in range(num_batches(num_samples, batch_size)):
+        mean = sum(
+            part.weight * sum(values[i] for i in part.indices) / len(part.indices) / world
+            for rank in range(world)
+            for part in steps[rank][number]
+        )
+        batch = values[number * batch_size : (number + 1) * batch_size]
+        assert mean == pytest.approx(sum(batch) / len(batch))

@@ -1,0 +1,167 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from density_softmax.methods import DensitySoftmax, Deterministic, Method, load
+from density_softmax.nn.resffn import ResFFN
+from density_softmax.nn.scale import MaxScale
+from density_softmax.storage import StorageError
+
+METHODS = {
+    "deterministic": Deterministic.Config(),
+    "density_softmax": DensitySoftmax.Config(),
+    "density_softmax, max": DensitySoftmax.Config(scale=MaxScale.Config(), head=None),
+}
+NUM_CLASSES = 3
+
+
+@pytest.fixture(params=METHODS)
+def method(request: pytest.FixtureRequest) -> Method:
+    torch.manual_seed(0)
+    method = METHODS[request.param].build(ResFFN(2, depth=2, width=6), NUM_CLASSES)
+    for buffer in method.buffers():
+        buffer.add_(0.5 * torch.rand(buffer.shape))
+    return method
+
+
+def inputs(num_samples: int = 6) -> torch.Tensor:
+    return torch.randn(num_samples, 2, generator=torch.Generator().manual_seed(1))
+
+
+def test_probabilities_sum_to_one_and_uncertainties_are_one_per_sample(method: Method) -> None:
+    probs, aleatoric, epistemic = method.predict(inputs())
+    assert probs.shape == (6, NUM_CLASSES)
+    torch.testing.assert_close(probs.sum(1), torch.ones(6))
+    assert aleatoric.shape == epistemic.shape == (6,)
+    assert ((aleatoric >= 0) & (aleatoric <= math.log(NUM_CLASSES) + 1e-6)).all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_bad_rows_are_flagged_and_the_others_served_as_ever(method: Method, value: float) -> None:
+    x = inputs()
+    clean = x.clone()
+    clean[[1, 4]] = 0
+    x[1, 0], x[4, 1] = value, value
+    served, expected = method.predict(x), method.predict(clean)
+    good = [0, 2, 3, 5]
+    for ours, theirs in zip(served, expected, strict=True):
+        assert torch.equal(ours[good], theirs[good])
+    for row in (1, 4):
+        torch.testing.assert_close(served.probs[row], torch.full((NUM_CLASSES,), 1 / NUM_CLASSES))
+        assert served.aleatoric[row].item() == pytest.approx(math.log(NUM_CLASSES))
+        assert served.epistemic[row] == math.inf
+
+
+def test_batch_of_bad_rows_only_is_flagged(method: Method) -> None:
+    assert (method.predict(torch.full((3, 2), math.nan)).epistemic == math.inf).all()
+
+
+def test_empty_batch_gives_an_empty_prediction(method: Method) -> None:
+    assert method.predict(torch.zeros(0, 2)).probs.shape == (0, NUM_CLASSES)
+
+
+def test_numbers_too_large_for_float32_are_flagged(method: Method) -> None:
+    assert method.predict(np.array([[1e300, 0.0]])).epistemic.item() == math.inf
+
+
+def test_arrays_and_lists_are_served_like_tensors(method: Method) -> None:
+    expected = method.predict(inputs()).probs
+    assert torch.equal(method.predict(inputs().double().numpy()).probs, expected)
+    assert torch.equal(method.predict(inputs().tolist()).probs, expected)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_predict_restores_the_mode(method: Method, mode: bool) -> None:
+    method.train(mode)
+    method.predict(inputs())
+    assert all(module.training is mode for module in method.modules())
+
+
+def test_predict_restores_the_mode_after_an_error(method: Method) -> None:
+    method.train()
+    with pytest.raises(RuntimeError):
+        method.predict(torch.zeros(3, 5))
+    assert method.training
+
+
+def test_predict_is_in_evaluation_mode_and_without_gradients() -> None:
+    encoder = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5))
+    method = Deterministic(encoder, NUM_CLASSES).train()
+    first = method.predict(inputs())
+    assert torch.equal(first.probs, method.predict(inputs()).probs)
+    assert not any(part.requires_grad for part in first)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "shape"),
+    [(nn.Linear(2, 5), r"\(6, 5\)"), (nn.Unflatten(1, (2, 1)), r"\(6, 2, 1\)")],
+)
+def test_features_of_the_wrong_shape_are_refused(encoder: nn.Module, shape: str) -> None:
+    method = Deterministic(encoder, NUM_CLASSES, num_features=4)
+    with pytest.raises(ValueError, match=rf"shape {shape}, expected \(batch, 4\)"):
+        method.predict(inputs())
+
+
+@pytest.mark.parametrize(
+    ("encoder", "told", "width"),
+    [
+        (ResFFN(2, depth=1, width=6), None, 6),
+        (nn.Sequential(nn.Linear(2, 7), nn.ReLU()), None, 7),
+        (nn.Identity(), 2, 2),
+    ],
+    ids=["declared", "last linear layer", "told"],
+)
+def test_width_of_the_features_is_found(encoder: nn.Module, told: int | None, width: int) -> None:
+    method = Deterministic(encoder, NUM_CLASSES, num_features=told)
+    assert method.num_features == width
+    assert method.predict(inputs()).probs.shape == (6, NUM_CLASSES)
+
+
+def test_unknown_width_asks_for_it() -> None:
+    with pytest.raises(ValueError, match=r"how many features Identity returns: pass num_features"):
+        Deterministic(nn.Identity(), NUM_CLASSES)
+
+
+@pytest.mark.parametrize("num_classes", [1, 0, -3])
+def test_fewer_than_two_classes_are_refused(num_classes: int) -> None:
+    with pytest.raises(ValueError, match=rf"num_classes={num_classes}: .* at least two"):
+        Deterministic(nn.Linear(2, 2), num_classes)
+
+
+def test_loaded_method_predicts_the_same(method: Method, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    method.save(path)
+    loaded = load(path, ResFFN(2, depth=2, width=6))
+    assert type(loaded) is type(method)
+    assert loaded.config == method.config
+    assert not loaded.training
+    for ours, theirs in zip(loaded.predict(inputs()), method.predict(inputs()), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [ResFFN(2, depth=3, width=6), ResFFN(2, depth=2, width=5), ResFFN(3, depth=2, width=6)],
+    ids=["deeper", "narrower", "more inputs"],
+)
+def test_other_encoder_is_refused(method: Method, tmp_path: Path, encoder: nn.Module) -> None:
+    method.save(tmp_path / "model.safetensors")
+    with pytest.raises(StorageError, match=r"model\.safetensors: does not fit this encoder"):
+        load(tmp_path / "model.safetensors", encoder)
+
+
+def test_file_that_names_no_method_is_refused(tmp_path: Path) -> None:
+    save_file({"x": torch.ones(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(StorageError, match=r"other\.safetensors: not written by Method\.save"):
+        load(tmp_path / "other.safetensors", nn.Identity())
+
+
+def test_everything_learned_is_a_parameter_or_a_buffer(method: Method) -> None:
+    other = method.config.build(ResFFN(2, depth=2, width=6), NUM_CLASSES)
+    other.load_state_dict(method.state_dict())
+    assert torch.equal(other.predict(inputs()).probs, method.predict(inputs()).probs)

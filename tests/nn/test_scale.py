@@ -1,0 +1,251 @@
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax
+from torch import Tensor
+
+from density_softmax.nn.scale import MaxScale, QuantileScale, RangeScale, Scale, ScaleConfig
+from density_softmax.nn.temperature import fit_temperature
+
+CONFIGS = {
+    "max": MaxScale.Config(),
+    "range": RangeScale.Config(),
+    "exponential": QuantileScale.Config(tail="exponential"),
+    "power": QuantileScale.Config(tail="power"),
+}
+TINY = torch.finfo(torch.float32).tiny
+
+
+class Sample(NamedTuple):
+    """In-domain data as a scale sees them."""
+
+    log_prob: Tensor
+    logits: Tensor
+    y: Tensor
+
+
+def sample(seed: int = 0, num_samples: int = 300, num_classes: int = 4) -> Sample:
+    """Log densities with a long lower tail, and logits as reliable there as elsewhere."""
+    rng = np.random.default_rng(seed)
+    log_prob = -200 - 10 * rng.gamma(2.0, size=num_samples)
+    logits = 3 * rng.standard_normal((num_samples, num_classes))
+    y = np.argmax(logits / 1.5 + rng.gumbel(size=logits.shape), axis=1)
+    return Sample(
+        torch.from_numpy(log_prob).float(), torch.from_numpy(logits).float(), torch.from_numpy(y)
+    )
+
+
+def fitted(config: ScaleConfig, data: Sample | None = None) -> Scale:
+    scale = config.build()
+    scale.fit(*(data or sample()))
+    return scale
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def scale(request: pytest.FixtureRequest) -> Scale:
+    return fitted(CONFIGS[request.param])
+
+
+log_probs = st.lists(st.floats(-1e5, 1e5, width=32), min_size=1, max_size=30)
+
+
+@given(values=log_probs)
+def test_factor_rises_with_the_density_and_stays_in_0_1(scale: Scale, values: list[float]) -> None:
+    factor = scale(torch.tensor(sorted(values)))
+    assert (factor.diff() >= 0).all()
+    assert (factor > 0).all()
+    assert (factor <= 1).all()
+
+
+def test_factor_vanishes_far_away_and_is_1_at_the_top(scale: Scale) -> None:
+    far, top = scale(torch.tensor([-1e30, 1e30]))
+    assert far <= 1e-30
+    assert top == 1
+
+
+def test_factor_of_a_density_that_underflowed_is_positive(scale: Scale) -> None:
+    assert scale(torch.tensor([-math.inf])).item() == TINY
+
+
+def test_mixed_precision_does_not_touch_the_factor(scale: Scale) -> None:
+    log_prob = sample().log_prob
+    with torch.autocast("cpu", torch.bfloat16):
+        factor = scale(log_prob)
+    assert factor.dtype == torch.float32
+    assert torch.equal(factor, scale(log_prob))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_constants_survive_the_state_dict(name: str) -> None:
+    scale, other = fitted(CONFIGS[name]), CONFIGS[name].build()
+    log_prob = torch.linspace(-1000, 0, 50)
+    assert not torch.equal(other(log_prob), scale(log_prob))
+    other.load_state_dict(scale.state_dict())
+    assert torch.equal(other(log_prob), scale(log_prob))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("shift", [256.0, -4096.0])
+def test_shift_of_the_log_density_changes_nothing(name: str, shift: float) -> None:
+    data = sample()
+    shifted = data._replace(log_prob=data.log_prob + shift)
+    log_prob = torch.linspace(-400, -150, 60)
+    torch.testing.assert_close(
+        fitted(CONFIGS[name], shifted)(log_prob + shift),
+        fitted(CONFIGS[name], data)(log_prob),
+        rtol=5e-3,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("name", ["range", "exponential", "power"])
+def test_unit_of_the_log_density_changes_nothing(name: str) -> None:
+    data = sample()
+    scaled = data._replace(log_prob=4 * data.log_prob)
+    log_prob = torch.linspace(-400, -150, 60)
+    torch.testing.assert_close(
+        fitted(CONFIGS[name], scaled)(4 * log_prob), fitted(CONFIGS[name], data)(log_prob)
+    )
+
+
+DEGENERATE = {
+    "constant density": sample()._replace(log_prob=torch.full((300,), -7.5)),
+    "one sample": Sample(*(part[:1] for part in sample())),
+    "two samples": Sample(*(part[:2] for part in sample())),
+    "all wrong": sample()._replace(y=sample().logits.argmin(1)),
+    "all right": sample()._replace(y=sample().logits.argmax(1)),
+    "constant logits": sample()._replace(logits=torch.zeros(300, 4)),
+    "one underflow": sample()._replace(
+        log_prob=sample().log_prob.index_fill(0, torch.tensor(3), -math.inf)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("case", DEGENERATE)
+def test_degenerate_data_give_finite_constants(name: str, case: str) -> None:
+    data, scale = DEGENERATE[case], CONFIGS[name].build()
+    temperature = scale.fit(*data)
+    assert 0 < temperature < math.inf
+    factor = scale(torch.cat([data.log_prob, torch.tensor([-1e9, 0.0, -7.5, -math.inf])]))
+    assert factor.isfinite().all()
+    assert ((factor > 0) & (factor <= 1)).all()
+
+
+def test_max_is_p_over_its_training_maximum() -> None:
+    data = sample()
+    factor = fitted(MaxScale.Config(), data)(data.log_prob).double()
+    p = (data.log_prob.double() + 200).exp()
+    torch.testing.assert_close(factor, p / p.max(), rtol=1e-4, atol=1e-30)
+    assert factor[data.log_prob.argmax()] == 1
+
+
+def test_range_is_the_rule_of_the_code() -> None:
+    data = sample()
+    scale = fitted(RangeScale.Config(-0.4, -0.3), data)
+    log_prob = data.log_prob.double()
+    low, high = log_prob.min(), log_prob.max()
+    expected = torch.exp((log_prob - low) / (high - low) * (-0.3 - -0.4) + -0.4)
+    torch.testing.assert_close(scale(data.log_prob).double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("bounds", [(-0.3, -0.4), (-0.4, 0.1), (-0.4, -0.4)])
+def test_range_outside_of_the_factors_is_refused(bounds: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match=r"scale range \[.*need low < high <= 0"):
+        RangeScale.Config(*bounds).build()
+
+
+@pytest.mark.parametrize("config", [MaxScale.Config(), RangeScale.Config()], ids=["max", "range"])
+def test_paper_s_scales_leave_the_temperature_alone(config: ScaleConfig) -> None:
+    assert config.build().fit(*sample()) == 1
+
+
+@pytest.mark.parametrize("tail", ["exponential", "power"])
+@pytest.mark.parametrize("quantile", [0.05, 0.2])
+def test_quantile_factor_is_exactly_1_from_the_quantile_up(tail: str, quantile: float) -> None:
+    data = sample()
+    scale = fitted(QuantileScale.Config(quantile=quantile, tail=tail), data)
+    assert isinstance(scale, QuantileScale)
+    threshold = np.quantile(data.log_prob.numpy(), quantile)
+    assert scale.threshold.item() == pytest.approx(threshold)
+    factor = scale(data.log_prob)
+    assert (factor[data.log_prob >= scale.threshold] == 1).all()
+    assert (factor[data.log_prob < scale.threshold] < 1).all()
+
+
+@pytest.mark.parametrize("tail", ["exponential", "power"])
+def test_quantile_factor_is_the_formula(tail: str) -> None:
+    data = sample()
+    scale = fitted(QuantileScale.Config(tail=tail), data)
+    q, lower, upper = np.quantile(data.log_prob.double().numpy(), [0.05, 0.25, 0.75])
+    u = np.maximum(0, (q - data.log_prob.double().numpy()) / (upper - lower))
+    c = scale.decay.item()
+    expected = np.exp(-c * u) if tail == "exponential" else (1 + u) ** -c
+    assert c > 0
+    np.testing.assert_allclose(scale(data.log_prob).numpy(), expected, rtol=1e-4)
+
+
+def nll(logits: np.ndarray, y: np.ndarray) -> float:
+    return float(-log_softmax(logits, axis=1)[np.arange(len(y)), y].mean())
+
+
+def refitted_nll(logits: np.ndarray, y: np.ndarray) -> float:
+    """The NLL after temperature scaling with one pseudo-sample spread over all classes."""
+    n = len(y)
+
+    def objective(log_t: float) -> float:
+        log_probs = log_softmax(logits / math.exp(log_t), axis=1)
+        return (n * -log_probs[np.arange(n), y].mean() - log_probs.mean()) / (n + 1)
+
+    return nll(logits / math.exp(minimize_scalar(objective, method="brent").x), y)
+
+
+@pytest.mark.parametrize("tail", ["exponential", "power"])
+@pytest.mark.parametrize("budget", [0.003, 0.006, 0.01])
+def test_decay_is_the_sharpest_within_the_budget(tail: str, budget: float) -> None:
+    data = sample()
+    scale = QuantileScale.Config(budget=budget, tail=tail).build()
+    temperature = scale.fit(*data)
+    logits, y = data.logits.double().numpy(), data.y.numpy()
+    allowed = refitted_nll(logits, y) + budget
+    scaled = scale(data.log_prob).double().numpy()[:, None] * logits
+    assert nll(scaled / temperature, y) <= allowed + 1e-6
+    assert nll(scaled / temperature, y) == pytest.approx(refitted_nll(scaled, y), abs=1e-6)
+    scale.decay.mul_(1.01)
+    sharper = scale(data.log_prob).double().numpy()[:, None] * logits
+    assert refitted_nll(sharper, y) > allowed
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 10**6), budgets=st.tuples(st.floats(1e-4, 0.1), st.floats(1e-4, 0.1)))
+def test_larger_budget_never_gives_a_smaller_decay(seed: int, budgets: tuple[float, float]) -> None:
+    data = sample(seed, num_samples=100)
+    decays = [fitted(QuantileScale.Config(budget=b), data).decay for b in sorted(budgets)]
+    assert decays[0] <= decays[1]
+
+
+def test_free_decay_is_as_sharp_as_the_search_goes() -> None:
+    assert fitted(QuantileScale.Config(budget=10.0)).decay == 100
+
+
+@pytest.mark.parametrize("tail", ["exponential", "power"])
+def test_outlier_in_the_data_does_not_cost_the_limit_far_away(tail: str) -> None:
+    data = sample()
+    log_prob = data.log_prob.index_fill(0, torch.tensor(3), -1e7)
+    config = QuantileScale.Config(budget=1e-4, tail=tail)
+    scale = fitted(config, data._replace(log_prob=log_prob))
+    assert scale.decay > 0
+    assert scale(torch.tensor([-math.inf])).item() < 0.1
+
+
+def test_returned_temperature_is_that_of_the_scaled_logits() -> None:
+    data, scale = sample(), QuantileScale.Config().build()
+    temperature = scale.fit(*data)
+    scaled = scale(data.log_prob)[:, None] * data.logits
+    assert temperature == pytest.approx(fit_temperature(scaled, data.y), rel=1e-3)
