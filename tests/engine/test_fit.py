@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toy_problem import EVERY_EPOCH, descent, points, small_method
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from toy_problem import EVERY_EPOCH, descent, points, small_method
 
 from density_softmax.data import ArraySource
 from density_softmax.engine import fit, start
@@ -54,7 +54,7 @@ def test_the_global_generator_is_left_as_it_was():
     assert torch.equal(before, torch.get_rng_state())
 
 
-class Killed(Exception):
+class Killed(Exception):  # noqa: N818
     """Stands for a kill at any moment."""
 
 
@@ -73,9 +73,10 @@ def kill_after(monkeypatch, target, name, calls):
 @pytest.mark.parametrize("calls", [0, 1, 4, 7, 9, 12, 17, 18, 20, 22])
 def test_a_run_killed_at_any_step_resumes_to_the_same_weights(calls, tmp_path, monkeypatch):
     undisturbed = trained()
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         kill_after(patch, torch.optim.Adam, "step", calls)
-        trained(directory=tmp_path)
+        with pytest.raises(Killed):
+            trained(directory=tmp_path)
     same_weights(undisturbed, trained(directory=tmp_path, resume=True))
 
 
@@ -119,12 +120,12 @@ def test_a_damaged_checkpoint_is_refused_by_name(damage, tmp_path):
 def test_epochs_after_a_resume_are_those_of_an_undisturbed_run(tmp_path, monkeypatch):
     data = points(40, 1), points(20, 2)
     whole = fit(small_method(), *data, engine=EVERY_EPOCH, progress=False)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    options = {"engine": EVERY_EPOCH, "directory": tmp_path, "progress": False}
+    with monkeypatch.context() as patch:
         kill_after(patch, torch.optim.Adam, "step", 13)
-        fit(small_method(), *data, engine=EVERY_EPOCH, directory=tmp_path, progress=False)
-    again = fit(
-        small_method(), *data, engine=EVERY_EPOCH, directory=tmp_path, resume=True, progress=False
-    )
+        with pytest.raises(Killed):
+            fit(small_method(), *data, **options)
+    again = fit(small_method(), *data, resume=True, **options)
     assert again.epochs == whole.epochs
     assert [record.name for record in again.finished] == [r.name for r in whole.finished]
 

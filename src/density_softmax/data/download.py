@@ -7,31 +7,24 @@ so that what has its final name is whole. An archive put in place by hand is use
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import http.client
-import shutil
 import stat
 import tarfile
 import tempfile
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from density_softmax.data.files import DataError
+from density_softmax.data.files import DataError, Report, full_disk_named, is_disk_full
 from density_softmax.version import __version__
 
-__all__ = ["Download", "DownloadError", "Report", "fetch", "unpack"]
+__all__ = ["Download", "DownloadError", "fetch", "unpack"]
 
 CHUNK = 2**20
 TIMEOUT = 30.0
-
-Report = Callable[[str, int, int], None]
-"""Called with what is being done, how many bytes are done, and how many there are."""
 
 
 class DownloadError(DataError):
@@ -74,7 +67,7 @@ def fetch(item: Download, root: Path, report: Report | None = None) -> None:
         return
     report = report or (lambda what, done, total: None)
     path = root / item.file
-    with _disk_errors(path):
+    with full_disk_named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             _check_placed(item, path, report)
@@ -123,7 +116,7 @@ def _fill(part: Path, url: str, item: Download, report: Report) -> str | None:
         try:
             _stream(part, url, item, report)
         except (OSError, http.client.HTTPException) as error:
-            if _is_disk_full(error):
+            if is_disk_full(error):
                 raise
             problem = str(error) or type(error).__name__
         # A connection that broke is taken up again as long as it brings something.
@@ -210,24 +203,6 @@ def _move(source: Path, destination: Path) -> None:
             _move(path, destination / path.name)
     else:
         source.replace(destination)
-
-
-@contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if not _is_disk_full(error):
-            raise
-        free = shutil.disk_usage(path.parent).free
-        raise DownloadError(
-            f"{path}: no space left on the disk ({free:,} bytes free); make room and run the same "
-            "command to continue"
-        ) from None
-
-
-def _is_disk_full(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _size(path: Path) -> int:

@@ -163,7 +163,7 @@ class FileSource(Source):
         loader = DataLoader(
             _Decoded(self.files, seed if prepare.augment else None, prepare.flip),
             batch_size=None,
-            sampler=batches,  # type: ignore[arg-type]
+            sampler=batches,
             num_workers=self.workers,
             pin_memory=device.type == "cuda",
             # Its own generator: reading data leaves the global random state alone.

@@ -70,7 +70,11 @@ class ImageData(DataConfig, kind="images"):
         prepare = self._preparation(learned)
         splits = [
             Split("iid", "iid", test.source(prepare, self.workers)),
-            *(split for text in self.shifts for split in self._splits(text, "shift", task, prepare)),
+            *(
+                split
+                for text in self.shifts
+                for split in self._splits(text, "shift", task, prepare)
+            ),
             *(split for text in self.ood for split in self._splits(text, "ood", task, prepare)),
         ]
         return Data(
@@ -92,7 +96,9 @@ class ImageData(DataConfig, kind="images"):
             kept, tested = split_off(len(samples), self.test_fraction, 0, self.train)
             train, test = samples.take(kept), samples.take(tested)
         else:
-            raise DataError(f"{name} has {len(parts)} parts: train on one, such as {name}/{parts[0]}")
+            raise DataError(
+                f"{name} has {len(parts)} parts: train on one, such as {name}/{parts[0]}"
+            )
         if len(train.class_names) < 2:
             raise DataError(
                 f"{self.train}: {len(train.class_names)} labelled classes; training needs two"

@@ -177,13 +177,15 @@ class Images(Samples):
     def statistics(self) -> Statistics:
         """Mean and standard deviation of every channel, exact, from the counts of the 256 bytes."""
         values = torch.arange(256, dtype=torch.float64) / 255
-        moments = []
+        means, stds = [], []
         for channel in self.x.unbind(dim=1):
-            share = torch.bincount(channel.flatten(), minlength=256) / channel.numel()
+            counts = torch.bincount(channel.flatten(), minlength=256)
+            share = counts.double() / channel.numel()
             mean = (share * values).sum()
-            moments.append((float(mean), float((share * (values - mean) ** 2).sum().sqrt()) or 1.0))
-        mean, std = zip(*moments, strict=True)
-        return mean, std
+            means.append(float(mean))
+            # A channel without variation is left unscaled.
+            stds.append(float((share * (values - mean) ** 2).sum().sqrt()) or 1.0)
+        return tuple(means), tuple(stds)
 
     def source(self, prepare: ImagePreparation, workers: int) -> Source:
         """Batches cut from memory and prepared on the device."""

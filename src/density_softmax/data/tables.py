@@ -9,12 +9,11 @@ x_test, y_test`.
 from __future__ import annotations
 
 import csv
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from density_softmax.data.own import array_parts, class_order
 from density_softmax.data.sources import ArraySource, Preparation
 from density_softmax.types import Data, Split, Task
 
-__all__ = ["Rows", "Standardization", "Table", "read_rows"]
+__all__ = ["Columns", "Rows", "Standardization", "Table", "read_table"]
 
 
 @final
@@ -47,29 +46,53 @@ class Standardization(Preparation):
         return (x - self.mean.to(x.device)) / self.std.to(x.device)
 
 
+class Columns(NamedTuple):
+    """The names of the features, and of the label."""
+
+    features: tuple[str, ...]
+    label: str
+
+
 class Rows(NamedTuple):
     """Feature vectors with their labels.
 
     Attributes:
-        columns: names of the features.
+        file: where they are from.
+        columns: what they are called.
         x: (rows, features), float32.
         labels: one per row; None if there are none.
     """
 
-    columns: tuple[str, ...]
+    file: Path
+    columns: Columns
     x: Tensor
     labels: tuple[str, ...] | None
 
     def take(self, rows: Tensor) -> Rows:
         """The rows at these places."""
         labels = self.labels and tuple(self.labels[row] for row in rows.tolist())
-        return Rows(self.columns, self.x[rows], labels)
+        return self._replace(x=self.x[rows], labels=labels)
+
+    def source(self, task: Task, prepare: Standardization, labelled: bool = True) -> ArraySource:
+        """What serves these rows in batches, with labels of the task or with none."""
+        if not labelled:
+            return ArraySource(self.x, torch.full((len(self.x),), -1), prepare)
+        if self.labels is None:
+            raise DataError(f"{self.file}: no column '{self.columns.label}'; list it under ood")
+        places = {name: place for place, name in enumerate(task.class_names)}
+        if unknown := set(self.labels) - set(places):
+            raise DataError(
+                f"{self.file}: label '{min(unknown)}' is not one of the training set; "
+                f"there are: {', '.join(task.class_names)}"
+            )
+        y = torch.tensor([places[label] for label in self.labels])
+        return ArraySource(self.x, y, prepare)
 
 
 @final
 @dataclass(frozen=True)
 class Table(DataConfig, kind="table"):
-    """Feature vectors from files.
+    """Feature vectors from files, standardised with the moments of the rows trained on.
 
     Attributes:
         train: the file to learn from.
@@ -79,7 +102,7 @@ class Table(DataConfig, kind="table"):
         ood: files of anything else; their labels are not used.
         label: name of the label column; null takes the last.
         heldout: share of the training rows kept for calibration, chosen by the seed.
-        test_fraction: the same rows for every seed.
+        test_fraction: share that becomes `iid`; the same rows for every seed.
     """
 
     train: str
@@ -93,41 +116,165 @@ class Table(DataConfig, kind="table"):
     def load(self, seed: int) -> Data:
         """Training and held-out rows, and the test, shifted and OOD tables."""
         train, test = self._in_domain()
-        assert train.labels is not None
-        task = Task(class_order(train.labels), (len(train.columns),))
+        task = Task(class_order(train.labels or ()), (len(train.columns.features),))
         if task.num_classes < 2:
-            raise DataError(f"{self.train}: one class only, {task.class_names}; training needs two")
+            raise DataError(f"{self.train}: classes {task.class_names}; training needs two")
         kept, heldout = split_off(len(train.x), self.heldout, seed, self.train)
         prepare = _standardization(train.x[kept])
-        shifts = [self._split(path, "shift", train.columns, task, prepare) for path in self.shifts]
-        ood = [self._split(path, "ood", train.columns, task, prepare) for path in self.ood]
-        iid = Split("iid", "iid", _source(test, task, prepare, self.test or self.train))
+        files = [(file, "shift") for file in self.shifts] + [(file, "ood") for file in self.ood]
         return Data(
             task=task,
-            train=_source(train.take(kept), task, prepare, self.train),
-            heldout=_source(train.take(heldout), task, prepare, self.train),
-            splits=check_split_names([iid, *shifts, *ood]),
+            train=train.take(kept).source(task, prepare),
+            heldout=train.take(heldout).source(task, prepare),
+            splits=check_split_names(
+                [
+                    Split("iid", "iid", test.source(task, prepare)),
+                    *(_split(file, role, train.columns, task, prepare) for file, role in files),
+                ]
+            ),
         )
 
     def _in_domain(self) -> tuple[Rows, Rows]:
-        train = _labelled(read_rows(Path(self.train), self.label, part="train"), self.train)
+        parts = read_table(Path(self.train), self.label)
+        if "train" in parts:
+            train, test = parts["train"], parts["test"]
+        elif self.test is None:
+            kept, tested = split_off(len(parts["all"].x), self.test_fraction, 0, self.train)
+            train, test = parts["all"].take(kept), parts["all"].take(tested)
+        else:
+            train = parts["all"]
         if self.test is not None:
-            test = read_rows(Path(self.test), self.label, train.columns)
-            return train, _labelled(test, self.test)
-        if Path(self.train).suffix == ".npz":
-            test = read_rows(Path(self.train), self.label)
-            if len(test.x) != len(train.x) or not torch.equal(test.x, train.x):
-                return train, _labelled(test, self.train)
-        kept, tested = split_off(len(train.x), self.test_fraction, 0, self.train)
-        return train.take(kept), train.take(tested)
+            test = _to_evaluate(self.test, train.columns)
+        return train, test
 
-    def _split(
-        self,
-        file: str,
-        role: Literal["shift", "ood"],
-        columns: tuple[str, ...],
-        task: Task,
-        prepare: Standardization,
-    ) -> Split:
-        rows = read_rows(Path(file), self.label, columns)
-        return Split(Path(file).stem, role, _source(rows, task, prepare, file, role))
+
+def read_table(
+    path: Path, label: str | None = None, like: Columns | None = None
+) -> dict[str, Rows]:
+    """The parts of a table: `train` and `test` of an .npz file that has them, otherwise `all`.
+
+    Args:
+        path: a .csv or .npz file.
+        label: the label column of a training file; None takes the last.
+        like: the columns of the training file, for a file to evaluate on.
+    """
+    require(path, "check the path")
+    if path.suffix not in (".csv", ".npz"):
+        raise DataError(f"{path}: a table is a .csv or an .npz file")
+    parts = _read_npz(path) if path.suffix == ".npz" else _read_csv(path, label, like)
+    for rows in parts.values():
+        if like is not None and rows.x.shape[1] != len(like.features):
+            raise DataError(
+                f"{path}: shape {tuple(rows.x.shape[1:])}, but the training rows have "
+                f"{(len(like.features),)}"
+            )
+    return parts
+
+
+def _split(file: str, role: str, columns: Columns, task: Task, prepare: Standardization) -> Split:
+    rows = _to_evaluate(file, columns)
+    kind: Literal["shift", "ood"] = "shift" if role == "shift" else "ood"
+    return Split(Path(file).stem, kind, rows.source(task, prepare, labelled=kind == "shift"))
+
+
+def _to_evaluate(file: str, columns: Columns) -> Rows:
+    parts = read_table(Path(file), columns.label, columns)
+    return parts["test"] if "test" in parts else parts["all"]
+
+
+def _standardization(x: Tensor) -> Standardization:
+    std = x.std(dim=0, correction=0)
+    return Standardization(x.mean(dim=0), torch.where(std > 0, std, torch.ones_like(std)))
+
+
+def _read_npz(path: Path) -> dict[str, Rows]:
+    arrays = load_npz(path)
+    parts = {}
+    for part in array_parts(arrays, path):
+        suffix = "" if part == "all" else f"_{part}"
+        x, y = arrays[f"x{suffix}"], arrays.get(f"y{suffix}")
+        if x.ndim != 2 or x.dtype.kind not in "iuf" or not np.isfinite(x).all():
+            raise DataError(
+                f"{path}: x{suffix} is {x.dtype} of shape {x.shape}; a table needs finite numbers "
+                "of shape (rows, features)"
+            )
+        if y is not None and y.shape != (len(x),):
+            raise DataError(f"{path}: y{suffix} has shape {y.shape} for {len(x)} rows")
+        columns = Columns(tuple(map(str, range(x.shape[1]))), "y")
+        parts[part] = _rows(path, columns, x, None if y is None else list(map(str, y)))
+    return parts
+
+
+def _read_csv(path: Path, label: str | None, like: Columns | None) -> dict[str, Rows]:
+    header, lines = _csv_lines(path)
+    if like is None:
+        label = label if label is not None else header[-1]
+        _column(header, label, path)
+        like = Columns(tuple(name for name in header if name != label), label)
+    places = [_column(header, name, path) for name in like.features]
+    x = _numbers([[cells[place] for place in places] for _, cells in lines])
+    if x is None or not np.isfinite(x).all():
+        raise DataError(_bad_cell(path, header, places, lines))
+    labels = None
+    if like.label in header:
+        place = header.index(like.label)
+        labels = [cells[place] for _, cells in lines]
+    return {"all": _rows(path, like, x, labels)}
+
+
+def _csv_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The header, and every other line that is not empty with its number."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: not a .csv file in UTF-8 ({error})") from None
+    if len(lines) < 2:
+        raise DataError(f"{path}: needs a line of column names and at least one row")
+    header = lines[0][1]
+    if len(header) < 2 or all(_is_number(name) for name in header[:-1]):
+        raise DataError(f"{path}: line 1 is '{','.join(header)}'; it must name the columns")
+    for number, cells in lines[1:]:
+        if len(cells) != len(header):
+            raise DataError(f"{path}: line {number} has {len(cells)} cells, line 1 {len(header)}")
+    return header, lines[1:]
+
+
+def _column(header: Sequence[str], name: str, path: Path) -> int:
+    if header.count(name) != 1:
+        found = "no column" if name not in header else "several columns"
+        raise DataError(f"{path}: {found} '{name}'; there are: {', '.join(header)}")
+    return header.index(name)
+
+
+def _numbers(cells: list[list[str]]) -> NDArray[np.float64] | None:
+    try:
+        return np.array(cells, dtype=np.float64)
+    except ValueError:
+        return None
+
+
+def _bad_cell(
+    path: Path, header: list[str], places: list[int], lines: list[tuple[int, list[str]]]
+) -> str:
+    for number, cells in lines:
+        for place in places:
+            if not _is_number(cells[place]):
+                return (
+                    f"{path}: line {number}, column '{header[place]}': '{cells[place]}' is not a "
+                    "finite number; encode categories as numbers and fill or drop missing values"
+                )
+    raise AssertionError("every cell is a number")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _rows(path: Path, columns: Columns, x: NDArray[Any], labels: list[str] | None) -> Rows:
+    features = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+    return Rows(path, columns, features, None if labels is None else tuple(labels))

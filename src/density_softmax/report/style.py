@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
@@ -36,15 +37,18 @@ __all__ = [
 COLUMN, PAGE = 3.3, 6.9
 
 INK = "#1f2328"
-BLUE, ORANGE, RED = "#08457e", "#8a3a06", "#d6006c"
+BLUE, ORANGE, RED = "#8ecdfa", "#ffb46b", "#ff3d8b"
 
 # Blue to orange through a light grey: told apart by every kind of colour vision, and as light
 # on the one side as on the other.
 PROBABILITY = LinearSegmentedColormap.from_list(
     "blue_orange",
-    ["#1d5b94", "#5c97c6", "#a9cbe4", "#f4f3f0", "#f5c79a", "#df8b45", "#a64e0e"],
+    ["#27659f", "#639bc8", "#accce3", "#f5f4f1", "#f3c79d", "#dd914f", "#b55f1d"],
 )
-UNCERTAINTY = matplotlib.colormaps["cividis"]
+# Without the glaring end of cividis.
+UNCERTAINTY = LinearSegmentedColormap.from_list(
+    "mild_cividis", matplotlib.colormaps["cividis"](np.linspace(0.0, 0.94, 64))
+)
 
 RC = {
     "font.family": "DejaVu Sans",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import textwrap
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,8 +74,9 @@ class Marks:
 MARKS = (
     Marks("class 0", "o", BLUE, 1.0),
     Marks("class 1", "^", ORANGE, 1.15),
-    Marks("OOD", "D", RED, 0.95),
+    Marks("OOD", "D", RED, 0.9),
 )
+POINTS, BOUNDARY = 2.0, 3.0  # what is drawn over what
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ class Layout:
 
     labels: tuple[str, ...]
 
-    left, right, top, gap, block_gap = 0.18, 0.03, 0.02, 0.05, 0.1
-    foot, line = 0.6, 0.108
+    left, right, top, gap, block_gap = 0.18, 0.03, 0.02, 0.05, 0.08
+    line, letter = 0.108, 0.056
     most_columns = 6
 
     @property
@@ -107,10 +109,14 @@ class Layout:
         return COLUMN if self.num_columns <= 2 else PAGE
 
     @property
+    def foot(self) -> float:
+        """Height of scales and legend: side by side on a page, in two lines in a column."""
+        return 0.36 if self.width == PAGE else 0.6
+
+    @property
     def height(self) -> float:
-        """The sum of all blocks and the foot."""
-        blocks = self.num_blocks * (self.block_height + self.block_gap) - self.block_gap
-        return self.top + blocks + self.foot
+        """Blocks and foot."""
+        return self._block_top(self.num_blocks) + self.foot
 
     @property
     def panel(self) -> tuple[float, float]:
@@ -123,26 +129,35 @@ class Layout:
     @cached_property
     def titles(self) -> list[list[str]]:
         """The labels, broken into lines no wider than a panel."""
-        num_letters = int(self.panel[0] / 0.056)
-        return [textwrap.wrap(label, num_letters) for label in self.labels]
-
-    @property
-    def title_height(self) -> float:
-        """Room for the longest title."""
-        return self.line * max(map(len, self.titles)) + 0.04
-
-    @property
-    def block_height(self) -> float:
-        """A title and two rows."""
-        return self.title_height + 2 * self.panel[1] + self.gap
+        num_letters = int(self.panel[0] / self.letter)
+        return [break_lines(label, num_letters) for label in self.labels]
 
     def place(self, number: int, row: int) -> tuple[float, float, float, float]:
         """Left, top, width and height of a panel, in the upper or lower row of its block."""
         block, column = divmod(number, self.num_columns)
         width, height = self.panel
-        top = self.top + block * (self.block_height + self.block_gap) + self.title_height
+        top = self._block_top(block) + self._title_height(block)
         left = self.left + column * (width + self.gap)
         return left, top + row * (height + self.gap), width, height
+
+    def _block_top(self, block: int) -> float:
+        rows = block * (2 * self.panel[1] + self.gap + self.block_gap)
+        return self.top + rows + sum(map(self._title_height, range(block)))
+
+    def _title_height(self, block: int) -> float:
+        """Room for the longest title of a block."""
+        titles = self.titles[block * self.num_columns : (block + 1) * self.num_columns]
+        return self.line * max(map(len, titles)) + 0.04
+
+
+def break_lines(label: str, num_letters: int) -> list[str]:
+    """A label in lines of at most so many letters, broken after spaces, `=`, `.` and `_`."""
+    lines = [""]
+    for piece in re.findall(r"[^ =._]*[ =._]?", label):
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > num_letters:
+            lines.append("")
+        lines[-1] += piece
+    return [line.rstrip() for line in lines]
 
 
 def surface_figure(panels: Sequence[Panel], measure: Measure) -> Figure:
@@ -185,49 +200,63 @@ def _draw_boundary(axes: Axes, probability: Array) -> None:
     if probability.min() < 0.5 < probability.max():
         left, right, bottom, top = GRID_EXTENT
         xs, ys = np.linspace(left, right, GRID_SIZE), np.linspace(bottom, top, GRID_SIZE)
-        axes.contour(xs, ys, probability, levels=[0.5], colors=INK, linewidths=0.7)
+        axes.contour(xs, ys, probability, levels=[0.5], colors=INK, linewidths=0.7, zorder=BOUNDARY)
 
 
 def _draw_points(axes: Axes, points: Sequence[Array], panel_width: float) -> None:
-    """Points as pixels even in vector files, which would grow with every panel otherwise."""
-    size = 1.1 + 0.9 * panel_width
+    size = 1.0 + 0.9 * panel_width
     for marks, x in zip(MARKS, points, strict=True):
-        axes.plot(x[:, 0], x[:, 1], **_style(marks, size), rasterized=True)
+        axes.plot(x[:, 0], x[:, 1], **_style(marks, size))
     axes.set_xlim(GRID_EXTENT[:2])
     axes.set_ylim(GRID_EXTENT[2:])
+    # Image and points become one picture in vector files, which would be large otherwise.
+    axes.set_rasterization_zorder(POINTS + 0.5)
 
 
-def _style(marks: Marks, size: float) -> dict[str, object]:
+def _style(marks: Marks, size: float) -> dict[str, Any]:
     return {
         "linestyle": "",
         "marker": marks.marker,
         "markersize": size * marks.size,
         "markerfacecolor": marks.color,
-        "markeredgecolor": "white",
+        "markeredgecolor": INK,
         "markeredgewidth": 0.1 * size,
+        "zorder": POINTS,
     }
 
 
 def _draw_foot(figure: Figure, layout: Layout, measure: Measure) -> None:
-    """The two scales side by side, and below them what the points are."""
-    inner = layout.width - layout.left - layout.right
-    width, top = min(1.35, 0.44 * inner), layout.height - layout.foot + 0.09
-    scales = (("p(y = 1 | x)", PROBABILITY, 1.0), (measure.formula, UNCERTAINTY, measure.largest))
-    for quarter, (label, colors, largest) in zip((1, 3), scales, strict=True):
-        left = layout.left + inner * quarter / 4 - width / 2
-        axes = add_axes(figure, left, top, width, 0.07)
-        mappable = ScalarMappable(Normalize(0, largest), colors)
-        bar = figure.colorbar(mappable, cax=axes, orientation="horizontal")
-        bar.set_ticks([0, largest / 2, largest])
-        bar.set_label(label, labelpad=1.5)
-    handles = [Line2D([], [], label=marks.name, **_style(marks, 4.5)) for marks in MARKS]  # type: ignore[arg-type]
+    """The two scales and, between or below them, what the points are."""
+    wide = layout.width == PAGE
+    _draw_scale(figure, layout, 1 / 7 if wide else 1 / 4, "p(y = 1 | x)", PROBABILITY, 1.0)
+    right = 6 / 7 if wide else 3 / 4
+    _draw_scale(figure, layout, right, measure.formula, UNCERTAINTY, measure.largest)
+    handles = [Line2D([], [], label=marks.name, **_style(marks, 4)) for marks in MARKS]
     handles.append(Line2D([], [], color=INK, linewidth=0.7, label="p = ½"))
     figure.legend(
         handles=handles,
         loc="lower center",
-        bbox_to_anchor=((layout.left + inner / 2) / layout.width, 0),
+        bbox_to_anchor=(_across(layout, 0.5), 0.08 / layout.height if wide else 0),
         ncols=len(handles),
         borderaxespad=0.1,
         handletextpad=0.3,
         columnspacing=1.4,
     )
+
+
+def _draw_scale(
+    figure: Figure, layout: Layout, place: float, label: str, colors: Colormap, largest: float
+) -> None:
+    width, top = 1.3, layout.height - layout.foot + 0.01
+    left = _across(layout, place) * layout.width - width / 2
+    axes = add_axes(figure, left, top, width, 0.07)
+    mappable = ScalarMappable(Normalize(0, largest), colors)
+    bar = figure.colorbar(mappable, cax=axes, orientation="horizontal")
+    bar.set_ticks([0, largest / 2, largest], labels=[f"{largest * part:g}" for part in (0, 0.5, 1)])
+    bar.set_label(label, labelpad=1)
+
+
+def _across(layout: Layout, share: float) -> float:
+    """A place between the left and right ends of the panels, as a share of the whole width."""
+    inner = layout.width - layout.left - layout.right
+    return (layout.left + share * inner) / layout.width

@@ -1,0 +1,43 @@
+"""Two processes give what one gives."""
+
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load_file
+
+SHORT = [
+    "data.num_points=203",  # the last batch divides unevenly, and one process runs out of samples
+    "method.representation.epochs=2",
+    "method.density.descent.epochs=2",
+    "method.representation.batch_size=16",
+    "engine.accelerator=cpu",
+]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
+
+
+def train(out, *changes, launcher=()):
+    options = [option for change in (*SHORT, *changes) for option in ("--set", change)]
+    command = [sys.executable, *launcher, "-m", "density_softmax", "train", "toy", *options]
+    subprocess.run([*command, "--out", str(out)], check=True, capture_output=True, timeout=240)
+    return load_file(out / "stages" / "head.done.safetensors"), (out / "rows.csv").read_text()
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("one") / "run")
+
+
+@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["fabric", "torchrun"])
+def test_two_processes_give_the_weights_estimates_and_metrics_of_one(
+    one_process, launcher, tmp_path
+):
+    weights, rows = train(tmp_path / "run", "engine.devices=2", launcher=launcher)
+    for name, value in one_process[0].items():
+        assert weights[name].allclose(value, rtol=1e-3, atol=1e-4), name
+    for ours, theirs in zip(rows.splitlines()[1:], one_process[1].splitlines()[1:], strict=True):
+        *key, value = ours.split(",")
+        *expected_key, expected = theirs.split(",")
+        assert key == expected_key
+        if "seconds" not in key[-1] and "latency" not in key[-1]:
+            assert float(value) == pytest.approx(float(expected), rel=1e-2, abs=1e-3), key
