@@ -96,16 +96,18 @@ def _replace(config: Any, keys: list[str], text: str, path: str) -> Any:
     return dataclasses.replace(config, **{keys[0]: new})
 
 
-def differences(base: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> list[str]:
-    """The `path=value` assignments in which `other` deviates from `base`."""
-    if base.get("kind") != other.get("kind"):
-        return [f"{path}={other.get('kind')}"]
+def differences(base: Any, other: Any, path: str = "") -> list[str]:
+    """The `path=value` assignments that turn the config `base` into `other`."""
     found = []
-    for key, value in other.items():
-        here = _join(path, key)
-        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping):
-            found += differences(base[key], value, here)
-        elif value != base.get(key):
+    for field in dataclasses.fields(other):
+        here = _join(path, field.name)
+        old, new = getattr(base, field.name), getattr(other, field.name)
+        if dataclasses.is_dataclass(new) and type(new) is type(old):
+            found += differences(old, new, here)
+        elif isinstance(new, Family) and new != old:
+            found += [f"{here}={new.kind}", *differences(type(new)(), new, here)]
+        elif new != old:
+            value = _plain(new)
             found.append(f"{here}={value if isinstance(value, str) else json.dumps(value)}")
     return found
 

@@ -142,3 +142,9 @@ class Descent:
     schedule: Schedule = field(default_factory=Constant)
     accumulate: int = 1
     clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        """Reject counts that count nothing."""
+        for name in ("epochs", "batch_size", "accumulate"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: choose 1 or more")

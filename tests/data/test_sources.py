@@ -180,7 +180,7 @@ def test_labels_may_be_plain_numbers() -> None:
 
 @pytest.mark.parametrize("data", [Stream(), DataLoader(Stream())], ids=["stream", "loader"])
 def test_stream_is_refused_with_the_remedy(data: object) -> None:
-    with pytest.raises(ValueError, match="IterableDataset cannot be .*map-style Dataset"):
+    with pytest.raises(ValueError, match=r"IterableDataset cannot be .*map-style Dataset"):
         as_source(data)
 
 

@@ -238,7 +238,9 @@ def test_monitored_values_are_means_over_the_held_out_slice():
 
 def test_mixed_precision_trains_and_keeps_densities_finite():
     engine = dataclasses.replace(EVERY_EPOCH, precision="bf16-mixed")
-    method = trained(small_method(), engine=engine)
+    # oneDNN's bfloat16 kernels crash on some CPUs; what is tested does not depend on them.
+    with torch.backends.mkldnn.flags(enabled=False):
+        method = trained(small_method(), engine=engine)
     prediction = method.predict(points(20, 2).x * 1000)
     assert prediction.epistemic.dtype == torch.float32
     assert all(part.isfinite().all() for part in prediction)

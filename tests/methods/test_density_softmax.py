@@ -297,11 +297,3 @@ def test_scale_stage_sets_constants_and_temperature_and_repeats_itself() -> None
     assert constants["scale.threshold"] != 0
     fit_scale(method)
     torch.testing.assert_close(dict(method.named_buffers()), constants, rtol=1e-2, atol=1e-3)
-
-
-def test_probabilities_are_float32_under_mixed_precision() -> None:
-    method = trained_like()
-    with torch.autocast("cpu", torch.bfloat16):
-        served = method.predict(X)
-    assert [part.dtype for part in served] == [torch.float32] * 3
-    torch.testing.assert_close(served.probs, method.predict(X).probs, atol=0.03, rtol=0)

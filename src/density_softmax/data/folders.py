@@ -184,8 +184,9 @@ class _Decoded(Dataset[Any]):
 
     def __getitem__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor] | DataError:
         """Images and labels. An error is returned: raised in a worker, it would lose its form."""
+        places = torch.as_tensor(indices).tolist()
         try:
-            return self.files.decode(indices, self.seed, self.flip), self.files.y[indices]
+            return self.files.decode(places, self.seed, self.flip), self.files.y[places]
         except DataError as error:
             return error
 

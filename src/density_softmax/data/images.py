@@ -36,7 +36,7 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 @final
 class ImagePreparation(Preparation):
-    """Random crop of the zero-padded image, random horizontal flip, then (x/255 − mean)/std.
+    """Random horizontal flip, random crop of the zero-padded image, then (x/255 − mean)/std.
 
     Args:
         mean: per channel, of pixel values between 0 and 1.
@@ -58,6 +58,8 @@ class ImagePreparation(Preparation):
     ) -> None:
         self.mean, self.std = tuple(mean), tuple(std)
         self.augment, self.padding, self.flip = augment, padding, flip
+        mean_, std_ = (torch.tensor(value).reshape(-1, 1, 1) for value in (self.mean, self.std))
+        self._scale, self._shift = 1 / (255 * std_), mean_ / std_
 
     def draw(self, num_samples: int, generator: torch.Generator) -> Tensor:
         """Top, left and mirrored (0 or 1) for every sample, (samples, 3)."""
@@ -69,25 +71,24 @@ class ImagePreparation(Preparation):
         """Floats (batch, channels, height, width) from bytes of that shape."""
         if draws is not None and self.augment:
             x = crop_and_flip(x, draws, self.padding)
-        mean, std = (
-            torch.tensor(value, device=x.device).reshape(-1, 1, 1)
-            for value in (self.mean, self.std)
-        )
-        return x.float().mul_(1 / (255 * std)).sub_(mean / std)
+        return x.float().mul_(self._scale.to(x.device)).sub_(self._shift.to(x.device))
 
 
 def crop_and_flip(x: Tensor, draws: Tensor, padding: int) -> Tensor:
-    """Each image moved and mirrored as its row (top, left, mirrored) of `draws` says."""
+    """Each image mirrored, padded and cropped as its row (top, left, mirrored) of `draws` says."""
     batch, channels, height, width = x.shape
-    top, left, mirrored = draws[:, :, None].unbind(dim=1)
-    rows = top + torch.arange(height, device=x.device)
-    columns = torch.arange(width, device=x.device)
-    columns = left + torch.where(mirrored == 1, width - 1 - columns, columns)
-    padded = F.pad(x, (padding,) * 4)
-    # One flat index per pixel, shared by the channels: a single gather does crop and flip.
-    pixels = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
-    index = pixels.reshape(batch, 1, -1).expand(-1, channels, -1)
-    return padded.reshape(batch, channels, -1).gather(2, index).reshape(x.shape)
+    top, left, mirrored = draws.unbind(dim=1)
+    chosen = torch.arange(batch, device=x.device) + batch * mirrored
+    padded = F.pad(torch.cat([x, x.flip(3)]).index_select(0, chosen), (padding,) * 4)
+    # In the flattened batch a crop of one channel is one window: it starts `top` rows and `left`
+    # pixels into its plane, and its rows are a padded row apart. Copying windows is far cheaper
+    # than gathering pixels.
+    row, plane = padded.shape[3], padded.shape[2] * padded.shape[3]
+    windows = padded.flatten().unfold(0, (height - 1) * row + width, 1)
+    planes = plane * torch.arange(batch * channels, device=x.device).reshape(batch, channels)
+    starts = planes + (top * row + left)[:, None]
+    crops = windows.index_select(0, starts.flatten()).unfold(1, width, row)
+    return crops.unflatten(0, (batch, channels))
 
 
 class Samples(ABC):

@@ -60,7 +60,8 @@ class Descender:
         self.setting, self.number, self.stage = setting, number, stage
         self.source, self.heldout = source, heldout
         self.batch_size = source.batch_size or stage.descent.batch_size
-        self.num_steps = num_batches(len(source), self.batch_size)
+        samples = len(source.order(self._epoch_seed(0)))  # a sampler may draw fewer than all
+        self.num_steps = num_batches(samples, self.batch_size)
         optimizer = stage.descent.optimizer.build(stage.parameters)
         self.rates = [group["lr"] for group in optimizer.param_groups]
         self.done, self.seconds = setting.checkpoints.load_epoch(
@@ -86,11 +87,14 @@ class Descender:
                 saved = time.perf_counter()
         return self.seconds
 
+    def _epoch_seed(self, epoch: int) -> int:
+        return derive_seed(self.setting.seed, self.number, epoch)
+
     def _epoch(self, epoch: int, bar: Bar) -> float:
         """One pass over the split; returns its mean loss over steps and processes."""
         fabric, seed = self.setting.fabric, self.setting.seed
         torch.manual_seed(derive_seed(seed, self.number, epoch, 1 + fabric.global_rank))
-        epoch_seed = derive_seed(seed, self.number, epoch)
+        epoch_seed = self._epoch_seed(epoch)
         steps = share(
             self.source.order(epoch_seed),
             self.batch_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.config import Family, from_dict, to_dict
+from density_softmax.errors import UserError
 from density_softmax.nn.backbone import feature_width
 from density_softmax.stages import Stage
 from density_softmax.storage import StorageError, load_tensors, save_tensors
@@ -37,7 +39,7 @@ class Method(nn.Module, ABC):
     ) -> None:
         super().__init__()
         if num_classes < 2:
-            raise ValueError(f"num_classes={num_classes}: a classifier needs at least two")
+            raise UserError(f"num_classes={num_classes}: a classifier needs at least two")
         self.encoder = encoder
         self.config = config
         self.num_classes = num_classes
@@ -55,7 +57,7 @@ class Method(nn.Module, ABC):
         """z = f(x), checked to be vectors of the width the method was built for."""
         z: Tensor = self.encoder(x)
         if z.ndim != 2 or z.shape[1] != self.num_features:
-            raise ValueError(
+            raise UserError(
                 f"the encoder returned features of shape {tuple(z.shape)}, expected "
                 f"(batch, {self.num_features}): flatten them, or pass the right num_features"
             )
@@ -65,28 +67,31 @@ class Method(nn.Module, ABC):
     def predict(self, x: Any) -> Prediction:
         """Serve a batch: evaluation mode, on the model's device, bad rows flagged.
 
-        A row with a NaN or an infinite value gets uniform probabilities and infinite epistemic
-        uncertainty; the others are served as usual.
+        A row with a NaN or an infinite value, or one too large to compute with, gets uniform
+        probabilities and infinite epistemic uncertainty; the others are served as usual.
         """
-        was_training = self.training
+        modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
             reference = next(self.parameters())
             x = torch.as_tensor(x).to(reference.device)
+            if x.ndim < 2:
+                raise UserError(f"inputs of shape {tuple(x.shape)}: predict takes a batch of them")
             return self._flagged(x.to(reference.dtype) if x.is_floating_point() else x)
         finally:
-            self.train(was_training)
+            for module, mode in modes:
+                module.training = mode
 
     def _flagged(self, x: Tensor) -> Prediction:
-        finite = x.isfinite().flatten(1).all(1)
-        bad = ~finite
-        clean = torch.where(finite.view(-1, *[1] * (x.ndim - 1)), x, torch.zeros_like(x))
-        probs, aleatoric, epistemic = self(clean)
+        good = x.isfinite().flatten(1).all(1)
+        probs, aleatoric, epistemic = self(x.where(_per_row(good, x), torch.zeros_like(x)))
+        # An input so large that the density overflows is as unknown as one that is no number.
+        good &= probs.isfinite().all(1) & aleatoric.isfinite() & epistemic.isfinite()
         uniform = torch.full_like(probs, 1 / self.num_classes)
         return Prediction(
-            probs.where(finite[:, None], uniform),
-            aleatoric.masked_fill(bad, torch.log(torch.tensor(self.num_classes)).item()),
-            epistemic.masked_fill(bad, float("inf")),
+            probs.where(good[:, None], uniform),
+            aleatoric.masked_fill(~good, math.log(self.num_classes)),
+            epistemic.masked_fill(~good, math.inf),
         )
 
     def save(self, path: str | Path) -> None:
@@ -113,12 +118,19 @@ class MethodConfig(Family, ABC):
 def load(path: str | Path, encoder: nn.Module) -> Method:
     """The method that `Method.save` wrote, around an encoder of the same architecture."""
     tensors, metadata = load_tensors(Path(path))
-    if "method" not in metadata:
-        raise StorageError(f"{path}: not written by Method.save, it names no method")
-    config = from_dict(MethodConfig, json.loads(metadata["method"]))
-    method = config.build(encoder, int(metadata["num_classes"]), int(metadata["num_features"]))
+    try:
+        config = from_dict(MethodConfig, json.loads(metadata["method"]))
+        sizes = int(metadata["num_classes"]), int(metadata["num_features"])
+    except (KeyError, ValueError) as error:
+        raise StorageError(f"{path}: not written by Method.save ({error!r})") from None
+    method = config.build(encoder, *sizes)
     try:
         method.load_state_dict(tensors)
     except RuntimeError as error:
         raise StorageError(f"{path}: does not fit this encoder: {error}") from None
     return method.eval()
+
+
+def _per_row(rows: Tensor, like: Tensor) -> Tensor:
+    """A value per row, shaped to broadcast over `like`."""
+    return rows.view(-1, *[1] * (like.ndim - 1))

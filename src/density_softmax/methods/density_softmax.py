@@ -121,10 +121,12 @@ class DensitySoftmax(Method):
 
     def _scale_statistics(self, batch: Batch) -> Values:
         z, y = batch
-        return {"log_prob": self.density.log_prob(z), "logits": self.head(z).float(), "y": y}
+        logits = self.head.linear(z).float()
+        return {"log_prob": self.density.log_prob(z), "logits": logits, "y": y}
 
     def _fit_scale(self, total: Values) -> None:
-        self.head.temperature.mul_(self.scale.fit(total["log_prob"], total["logits"], total["y"]))
+        temperature = self.scale.fit(total["log_prob"], total["logits"], total["y"])
+        self.head.temperature.fill_(temperature)
 
     def _scaled_nll(self, batch: Batch) -> Tensor:
         """Eq. 6, per sample."""

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 
 from density_softmax.config import Family
+from density_softmax.errors import UserError
 
 __all__ = ["Backbone", "BackboneConfig", "feature_width"]
 
@@ -44,7 +45,7 @@ def feature_width(encoder: nn.Module, num_features: int | None = None) -> int:
         return width
     linear = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
     if not linear:
-        raise ValueError(
+        raise UserError(
             f"cannot tell how many features {type(encoder).__name__} returns: pass num_features=..."
         )
     return linear[-1].out_features

@@ -7,6 +7,7 @@ from typing import final
 
 from torch import Tensor, nn
 
+from density_softmax.config import ConfigError
 from density_softmax.nn.backbone import Backbone, BackboneConfig
 
 __all__ = ["ResFFN"]
@@ -31,7 +32,7 @@ class ResFFN(Backbone):
         def build(self, input_shape: tuple[int, ...]) -> ResFFN:
             """A network for vectors of `input_shape`."""
             if len(input_shape) != 1:
-                raise ValueError(f"ResFFN reads vectors, not inputs of shape {input_shape}")
+                raise ConfigError(f"ResFFN reads vectors, not inputs of shape {input_shape}")
             return ResFFN(input_shape[0], self.depth, self.width)
 
     def __init__(self, num_inputs: int, depth: int = 12, width: int = 128) -> None:

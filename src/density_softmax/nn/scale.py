@@ -6,6 +6,7 @@ away keep both halves of Theorem 1; `max` and `range` are the paper's and its co
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +15,11 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from density_softmax.config import Family
+from density_softmax.config import ConfigError, Family
 from density_softmax.nn.precision import full_precision
 from density_softmax.nn.temperature import fit_temperature, nll_of_logits
 
-__all__ = ["MaxScale", "QuantileScale", "RangeScale", "Scale", "ScaleConfig"]
+__all__ = ["ConstantScale", "MaxScale", "QuantileScale", "RangeScale", "Scale", "ScaleConfig"]
 
 
 class Scale(nn.Module, ABC):
@@ -51,6 +52,40 @@ class ScaleConfig(Family, ABC):
     @abstractmethod
     def build(self) -> Scale:
         """A scale whose constants are not yet fitted."""
+
+
+@final
+class ConstantScale(Scale):
+    """The same factor for every input: a temperature, and no knowledge of the density."""
+
+    fitted_on = "train"
+
+    @dataclass(frozen=True)
+    class Config(ScaleConfig, kind="constant"):
+        """The factor; 1 leaves the softmax as it is."""
+
+        factor: float = 1.0
+
+        def __post_init__(self) -> None:
+            """Reject what is no factor."""
+            if not 0 < self.factor <= 1:
+                raise ConfigError(f"factor={self.factor}: choose one above 0 and up to 1")
+
+        def build(self) -> ConstantScale:
+            """Nothing is left to be fitted."""
+            return ConstantScale(self.factor)
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.constant = math.log(factor)
+
+    def log_factor(self, log_prob: Tensor) -> Tensor:
+        """The same everywhere."""
+        return torch.full_like(log_prob, self.constant)
+
+    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+        """Nothing to do."""
+        return 1.0
 
 
 @final
@@ -97,6 +132,11 @@ class RangeScale(Scale):
         low: float = -0.55
         high: float = -0.45
 
+        def __post_init__(self) -> None:
+            """Reject a range that leaves (0, 1] or is upside down."""
+            if not self.low < self.high <= 0:
+                raise ConfigError(f"scale range [{self.low}, {self.high}]: need low < high <= 0")
+
         def build(self) -> RangeScale:
             """An unfitted scale."""
             return RangeScale(self)
@@ -104,8 +144,6 @@ class RangeScale(Scale):
     def __init__(self, config: Config | None = None) -> None:
         super().__init__()
         config = config or RangeScale.Config()
-        if not config.low < config.high <= 0:
-            raise ValueError(f"scale range [{config.low}, {config.high}]: need low < high <= 0")
         self.low, self.high = config.low, config.high
         self.register_buffer("smallest", torch.zeros(()))
         self.register_buffer("largest", torch.ones(()))
@@ -132,6 +170,9 @@ class QuantileScale(Scale):
     data keep the factor 1 exactly. The decay c is the sharpest whose held-out NLL, with the
     temperature refitted, stays within `budget` of temperature scaling: in-domain likelihood
     alone says little about how fast to lose confidence elsewhere, but it says what is affordable.
+
+    The exponential tail outruns any growth of the logits. The power tail does so only if c > ½,
+    where log p falls quadratically and the logits grow linearly.
     """
 
     fitted_on = "heldout"
@@ -146,6 +187,13 @@ class QuantileScale(Scale):
         quantile: float = 0.05
         budget: float = 0.01
         tail: Literal["exponential", "power"] = "exponential"
+
+        def __post_init__(self) -> None:
+            """Reject what is no quantile and what is no budget."""
+            if not 0 < self.quantile < 1:
+                raise ConfigError(f"quantile={self.quantile}: choose one between 0 and 1")
+            if self.budget < 0:
+                raise ConfigError(f"budget={self.budget}: choose 0 or more nats")
 
         def build(self) -> QuantileScale:
             """An unfitted scale."""

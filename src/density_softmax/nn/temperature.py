@@ -32,6 +32,6 @@ def fit_temperature(logits: Tensor, y: Tensor) -> float:
         lambda log_t: nll_of_logits(logits / math.exp(log_t), y, smoothing),
         bounds=LOG_BOUNDS,
         method="bounded",
-        options={"xatol": 1e-4},
+        options={"xatol": 1e-6},
     )
     return math.exp(best.x)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from density_softmax.config import ConfigError, differences, to_dict
+from density_softmax.config import ConfigError, differences
 from density_softmax.data.base import DataConfig
 from density_softmax.engine.runtime import EngineConfig
 from density_softmax.methods.base import MethodConfig
@@ -35,7 +35,7 @@ class Recipe:
         }
         found = [
             assignment.removeprefix("method.")
-            for assignment in differences(to_dict(default), to_dict(self))
+            for assignment in differences(default, self)
             if assignment.partition("=")[0] not in places
         ]
         return ", ".join(found) or "default"

@@ -8,11 +8,13 @@ from typing import Literal, NamedTuple
 __all__ = [
     "Better",
     "MetricName",
+    "file_stem",
     "line_name",
     "line_order",
     "method_name",
     "metric_name",
     "metric_order",
+    "setting_name",
     "split_variant",
     "variant_of_data",
     "variant_of_line",
@@ -98,7 +100,7 @@ def split_variant(variant: str) -> list[str]:
 
 
 def variant_of_data(variant: str) -> str:
-    """The part of a variant that changes the data: its figures compare with no others."""
+    """The part of a variant that changes the data, empty if there is none."""
     return ", ".join(a for a in split_variant(variant) if a.startswith("data."))
 
 
@@ -106,6 +108,17 @@ def variant_of_line(variant: str) -> str:
     """The rest of a variant, `default` if there is none."""
     rest = [a for a in split_variant(variant) if not a.startswith("data.")]
     return ", ".join(rest) or "default"
+
+
+def setting_name(recipe: str, variant_of_data: str) -> str:
+    """A recipe and how its data deviate, if they do: figures compare within, not across."""
+    changes = variant_of_data.replace("data.", "")
+    return f"{recipe} ({changes})" if changes else recipe
+
+
+def file_stem(*words: str) -> str:
+    """The words as a file name without ending."""
+    return re.sub(r"[^\w.]+", "-", " ".join(words)).strip("-.")
 
 
 def metric_name(metric: str) -> MetricName:

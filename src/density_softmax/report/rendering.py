@@ -39,7 +39,9 @@ def as_rich(table: Table) -> RichTable:
     rich.add_column("Method")
     rich.add_column("Seeds", justify="right")
     for column in table.columns:
-        rich.add_column(_text("\n".join(filter(None, (column.title, column.note)))), justify="right")
+        rich.add_column(
+            _text("\n".join(filter(None, (column.title, column.note)))), justify="right"
+        )
     for line in table.lines:
         cells = zip(line.cells, table.columns, strict=True)
         rich.add_row(_text(line.name), str(line.num_seeds), *(_rich_cell(*each) for each in cells))
@@ -66,7 +68,7 @@ def as_csv(table: Table) -> str:
 
 
 def as_latex(table: Table) -> str:
-    """A booktabs `tabular`, to be read with \\input."""
+    """A booktabs `tabular` for LaTeX's input command."""
     titles = ["Method", "Seeds", *(_latex(column.title) for column in table.columns)]
     notes = ["", "", *(_latex(column.note) for column in table.columns)]
     return "\n".join(
@@ -102,8 +104,11 @@ def _figure(cell: Cell | None, column: Column) -> str:
     """`mean ± std`, as people read it."""
     if cell is None:
         return MISSING
-    mean = f"{cell.mean:,.{column.decimals}f}"
-    return mean if cell.std is None else f"{mean} ± {cell.std:,.{column.decimals}f}"
+    form = f",.{column.decimals}f"
+    if 0 < abs(cell.mean) < 0.5 * 10**-column.decimals:
+        form = ".1e"  # far smaller than others of its column, but not 0
+    mean = f"{cell.mean:{form}}"
+    return mean if cell.std is None else f"{mean} ± {cell.std:{form}}"
 
 
 def _rich_cell(cell: Cell | None, column: Column) -> Text:

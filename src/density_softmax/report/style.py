@@ -1,12 +1,14 @@
-"""How figures look: sizes for a two-column page, fonts, colours that the colour-blind tell apart."""
+"""How figures look: sizes for two-column papers, fonts, colours for every kind of vision."""
 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -20,6 +22,8 @@ from density_softmax.storage import StorageError
 __all__ = [
     "BLUE",
     "COLUMN",
+    "DARK_BLUE",
+    "DARK_ORANGE",
     "INK",
     "ORANGE",
     "PAGE",
@@ -28,6 +32,7 @@ __all__ = [
     "UNCERTAINTY",
     "Picture",
     "add_axes",
+    "break_lines",
     "new_figure",
     "paper_style",
     "save_figure",
@@ -38,12 +43,13 @@ COLUMN, PAGE = 3.3, 6.9
 
 INK = "#1f2328"
 BLUE, ORANGE, RED = "#8ecdfa", "#ffb46b", "#ff3d8b"
+DARK_BLUE, DARK_ORANGE = "#1f5f9e", "#c2560a"
 
 # Blue to orange through a light grey: told apart by every kind of colour vision, and as light
 # on the one side as on the other.
 PROBABILITY = LinearSegmentedColormap.from_list(
     "blue_orange",
-    ["#27659f", "#639bc8", "#accce3", "#f5f4f1", "#f3c79d", "#dd914f", "#b55f1d"],
+    ["#2c6ba8", "#669ecb", "#aecee5", "#f5f4f1", "#f4c89d", "#df924e", "#bb631d"],
 )
 # Without the glaring end of cividis.
 UNCERTAINTY = LinearSegmentedColormap.from_list(
@@ -80,13 +86,27 @@ RC = {
 }
 
 
+# The page shows figures this many pixels wide: sharp on every screen, and still small as WebP.
+PREVIEW = 1800
+
+
 @dataclass(frozen=True)
 class Picture:
-    """A figure on disk: `file` without ending, as .svg, .pdf and .png."""
+    """A figure in a report.
+
+    Attributes:
+        file: without ending; there are .svg, .pdf and .png.
+        title: what it shows.
+        caption: how to read it.
+        preview: WebP for the page.
+        width: in inches.
+    """
 
     file: Path
     title: str
     caption: str
+    preview: bytes
+    width: float
 
 
 @contextmanager
@@ -116,21 +136,42 @@ def add_axes(figure: Figure, left: float, top: float, width: float, height: floa
     )
 
 
-def save_figure(figure: Figure, file: Path) -> None:
+def break_lines(label: str, num_letters: int) -> list[str]:
+    """A label in lines of at most so many letters; long words break after `=`, `.` and `_`."""
+    pieces: list[str] = []
+    for word in re.findall(r"\S+ ?", label):
+        fits = len(word.rstrip()) <= num_letters
+        pieces += [word] if fits else re.findall(r"[^=._]*[=._]?", word)
+    lines = [""]
+    for piece in pieces:
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > num_letters:
+            lines.append("")
+        lines[-1] += piece
+    return [line.rstrip() for line in lines]
+
+
+def save_figure(figure: Figure, file: Path, title: str, caption: str) -> Picture:
     """Write `file`.svg, .pdf and .png; the same figure gives the same bytes."""
-    metadata: dict[str, dict[str, str | None]] = {
-        "svg": {"Date": None},
-        "pdf": {"CreationDate": None},
-        "png": {},
-    }
-    for ending, entries in metadata.items():
-        stream = io.BytesIO()
-        figure.savefig(stream, format=ending, metadata=entries)
-        place = file.with_name(f"{file.name}.{ending}")
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(stream.getvalue())
-        except OSError as error:
-            raise StorageError(
-                f"{place}: cannot be written ({error}); free some space or choose another place"
-            ) from None
+    width = figure.get_size_inches()[0]
+    _write(file, "svg", _draw(figure, "svg", metadata={"Date": None}))
+    _write(file, "pdf", _draw(figure, "pdf", metadata={"CreationDate": None}))
+    _write(file, "png", _draw(figure, "png"))
+    preview = _draw(figure, "webp", dpi=PREVIEW / width, pil_kwargs={"quality": 90})
+    return Picture(file, title, caption, preview, width)
+
+
+def _draw(figure: Figure, ending: str, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    figure.savefig(stream, format=ending, **options)
+    return stream.getvalue()
+
+
+def _write(file: Path, ending: str, content: bytes) -> None:
+    place = file.with_name(f"{file.name}.{ending}")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+    except OSError as error:
+        raise StorageError(
+            f"{place}: cannot be written ({error}); free some space or choose another place"
+        ) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +27,7 @@ from density_softmax.report.style import (
     RED,
     UNCERTAINTY,
     add_axes,
+    break_lines,
     new_figure,
 )
 
@@ -150,16 +150,6 @@ class Layout:
         return self.line * max(map(len, titles)) + 0.04
 
 
-def break_lines(label: str, num_letters: int) -> list[str]:
-    """A label in lines of at most so many letters, broken after spaces, `=`, `.` and `_`."""
-    lines = [""]
-    for piece in re.findall(r"[^ =._]*[ =._]?", label):
-        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > num_letters:
-            lines.append("")
-        lines[-1] += piece
-    return [line.rstrip() for line in lines]
-
-
 def surface_figure(panels: Sequence[Panel], measure: Measure) -> Figure:
     """Draw the panels, in as many blocks as they need, with one legend and two scales."""
     layout = Layout(tuple(panel.label for panel in panels))
@@ -196,11 +186,13 @@ def _draw_surface(axes: Axes, values: Array, colors: Colormap, largest: float) -
 
 
 def _draw_boundary(axes: Axes, probability: Array) -> None:
-    """The line p = ½, if both classes are predicted anywhere."""
-    if probability.min() < 0.5 < probability.max():
+    """The line p = ½ between the classes, not the rim of a plain where p is exactly ½."""
+    on_plain = np.abs(probability - 0.5) < 1e-6
+    if np.unique(probability[~on_plain] > 0.5).size == 2:
         left, right, bottom, top = GRID_EXTENT
         xs, ys = np.linspace(left, right, GRID_SIZE), np.linspace(bottom, top, GRID_SIZE)
-        axes.contour(xs, ys, probability, levels=[0.5], colors=INK, linewidths=0.7, zorder=BOUNDARY)
+        sides = np.ma.masked_where(on_plain, probability)
+        axes.contour(xs, ys, sides, levels=[0.5], colors=INK, linewidths=0.7, zorder=BOUNDARY)
 
 
 def _draw_points(axes: Axes, points: Sequence[Array], panel_width: float) -> None:

@@ -54,9 +54,9 @@ def write_surfaces(runs: Sequence[Run], folder: Path) -> list[Picture]:
         for name, members in _by_data(runs).items():
             panels = [_panel(run) for run in members]
             for key, measure in MEASURES.items():
-                file = folder / f"{name}-{key}"
-                save_figure(surface_figure(panels, measure), file)
-                pictures.append(Picture(file, *_words(name, measure, members)))
+                figure = surface_figure(panels, measure)
+                words = _words(name, measure, members)
+                pictures.append(save_figure(figure, folder / f"{name}-{key}", *words))
     return pictures
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,10 +11,12 @@ from scipy import stats
 
 from density_softmax.report.names import (
     Better,
+    file_stem,
     line_name,
     line_order,
     metric_name,
     metric_order,
+    setting_name,
     variant_of_data,
     variant_of_line,
 )
@@ -215,10 +216,10 @@ def _table(section: Section, recipe: str, data: str, rows: Sequence[Row]) -> Tab
         _line(name, line, section.keys, [number == winner for winner in best])
         for number, (name, line) in enumerate(samples.items())
     )
-    place = f"{recipe} ({data.replace('data.', '')})" if data else recipe
+    setting = setting_name(recipe, data)
     return Table(
-        name=re.sub(r"[^\w.]+", "-", f"{recipe} {data.replace('data.', '')} {section.name}"),
-        title=f"{place}: {section.title}",
+        name=file_stem(setting, section.name),
+        title=f"{setting}: {section.title}",
         caption=f"{CAPTION} {section.remark}".strip(),
         columns=columns,
         lines=lines,
@@ -263,12 +264,14 @@ def _note(section: Section, key: Key, detail: str) -> str:
 
 
 def _decimals(means: Sequence[float]) -> int:
-    """Three or so significant digits of the largest mean; none where all are whole numbers."""
+    """Three or so digits of the largest mean; no decimals where all are whole numbers."""
     finite = [abs(mean) for mean in means if math.isfinite(mean)]
-    if not finite or all(mean.is_integer() and mean > 1 for mean in finite):
+    largest = max(finite, default=0.0)
+    if all(mean.is_integer() and mean > 1 for mean in finite):
         return 0
-    largest = max(finite)
-    return next((d for d, limit in ((4, 0.1), (3, 10), (2, 100), (1, 1000)) if largest < limit), 0)
+    if 0 < largest < 1:
+        return min(2 - math.floor(math.log10(largest)), 8)
+    return next((d for d, limit in ((3, 10), (2, 100), (1, 1000)) if largest < limit), 0)
 
 
 def _best(samples: Sequence[Samples], better: Better | None) -> int | None:

@@ -1,0 +1,133 @@
+"""`density-softmax data`: what sets there are, fetching them, and making corrupted ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="See, fetch and corrupt data sets.", no_args_is_help=True, rich_markup_mode="markdown"
+)
+console = Console()
+
+Root = Annotated[
+    Path | None,
+    typer.Option(help="Where the sets are; else $DENSITY_SOFTMAX_DATA or ~/.cache/density-softmax"),
+]
+
+
+@app.command("list")
+def list_(root: Root = None) -> None:
+    """Show the sets known by name: where they are from, their size and terms, whether they are here.
+
+    Wherever a set is named, the path of an .npz file or of an image folder will do, too.
+    """
+    from density_softmax.data.catalog import CATALOG
+    from density_softmax.data.files import data_root
+
+    place = data_root(root)
+    table = Table("name", "images", "download", "terms", "here", "from", title=f"sets in {place}")
+    for name, known in CATALOG.items():
+        size = decimal(known.size) if known.size else "–"
+        here = "yes" if known.present(place) else "no"
+        table.add_row(name, known.images, size, known.licence, here, known.home)
+    console.print(table)
+
+
+@app.command()
+def fetch(
+    names: Annotated[list[str], typer.Argument(help="See `density-softmax data list`.")],
+    root: Root = None,
+) -> None:
+    """Download sets from their official homes, check and unpack them.
+
+    A download that broke off is continued. Without a network, put the file that the error
+    message names where it says, and run the command again.
+    """
+    from density_softmax.data.catalog import entry
+    from density_softmax.data.download import fetch as fetch_file
+    from density_softmax.data.files import DataError, data_root
+
+    place = data_root(root)
+    for name in names:
+        known = entry(name)
+        if known.by_hand and not known.present(place):
+            raise DataError(f"{name} cannot be fetched: {known.by_hand} ({place})")
+        with _progress(DownloadColumn(), TransferSpeedColumn()) as report:
+            for item in known.downloads:
+                fetch_file(item, place, report)
+        console.print(f"{name}: ready", soft_wrap=True)
+
+
+@app.command()
+def corrupt(
+    name: Annotated[str, typer.Argument(help="A set, or a path of images of your own.")],
+    out: Annotated[Path, typer.Option(help="Where the corrupted set goes.")],
+    kinds: Annotated[
+        list[str] | None, typer.Option("--type", help="A type; repeatable. Else the main 15.")
+    ] = None,
+    severities: Annotated[
+        list[int] | None, typer.Option("--severity", help="1 to 5; repeatable. Else all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Decides all random numbers.")] = 0,
+    image_size: Annotated[int, typer.Option(min=8, help="What image files are cut to.")] = 224,
+    root: Root = None,
+) -> None:
+    """Write a corrupted copy of a test set, in the layout of CIFAR-10-C or of ImageNet-C.
+
+    Types that are finished are not made again: a run that was stopped is continued by the same
+    command. For example `density-softmax data corrupt cifar10 --out DATA/CIFAR-10-C`.
+    """
+    from density_softmax.data.corruptions import CORRUPTIONS, SEVERITIES
+    from density_softmax.data.files import data_root
+    from density_softmax.data.generate import Corruption, corrupt_set
+
+    wanted = Corruption(
+        kinds=tuple(kinds or CORRUPTIONS),
+        severities=tuple(sorted(set(severities or SEVERITIES))),
+        seed=seed,
+        image_size=image_size,
+    )
+    with _progress(MofNCompleteColumn()) as report:
+        corrupt_set(name, data_root(root), out, wanted, report)
+    console.print(f"{name}: corrupted set in {out}", soft_wrap=True)
+
+
+@contextmanager
+def _progress(*columns: ProgressColumn) -> Iterator[Callable[[str, int, int], None]]:
+    """Bars that appear with the first report about their work."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+    )
+    with bar:
+        tasks = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done)
+
+        yield report

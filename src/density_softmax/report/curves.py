@@ -1,0 +1,134 @@
+"""Training curves: what each epoch of each stage reported."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+from density_softmax.report.names import file_stem, setting_name, variant_of_data
+from density_softmax.report.runs import Run, first_seeds
+from density_softmax.report.style import (
+    COLUMN,
+    DARK_BLUE,
+    DARK_ORANGE,
+    PAGE,
+    Picture,
+    add_axes,
+    break_lines,
+    new_figure,
+    paper_style,
+    save_figure,
+)
+from density_softmax.storage import StorageError
+
+__all__ = ["StageCurves", "curve_figure", "read_curves", "write_curves"]
+
+# What is drawn, and how.
+LOOKS: dict[str, dict[str, Any]] = {
+    "loss": {"label": "training loss", "color": DARK_BLUE, "linestyle": "-"},
+    "heldout_nll": {"label": "held-out NLL", "color": DARK_ORANGE, "linestyle": (0, (3, 1.2))},
+}
+
+
+@dataclass(frozen=True)
+class StageCurves:
+    """One stage of a run: pairs (epoch, value) of each metric in `LOOKS`."""
+
+    label: str
+    stage: str
+    curves: dict[str, list[tuple[int, float]]]
+
+
+def write_curves(runs: Sequence[Run], folder: Path) -> list[Picture]:
+    """Draw the stages of the first seed of each method: a figure for each recipe and data."""
+    settings: dict[str, list[Run]] = {}
+    for run in first_seeds(runs):
+        setting = setting_name(run.key[0], variant_of_data(run.variant))
+        settings.setdefault(setting, []).append(run)
+    pictures = []
+    with paper_style():
+        for setting, members in settings.items():
+            stages = [stage for run in members for stage in read_curves(run)]
+            if stages:
+                file = folder / file_stem(setting, "curves")
+                words = f"Training curves: {setting}", _caption(members)
+                pictures.append(save_figure(curve_figure(stages), file, *words))
+    return pictures
+
+
+def read_curves(run: Run) -> list[StageCurves]:
+    """The stages of more than one epoch, in order; none where there is no epochs.csv."""
+    stages: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for stage, epoch, metric, value in _epochs(run.path / "epochs.csv"):
+        if metric in LOOKS and math.isfinite(value):
+            stages.setdefault(stage, {}).setdefault(metric, []).append((epoch, value))
+    return [
+        StageCurves(run.label, stage, curves)
+        for stage, curves in stages.items()
+        if any(len(curve) > 1 for curve in curves.values())
+    ]
+
+
+def _epochs(file: Path) -> list[tuple[str, int, str, float]]:
+    """Stage, epoch, metric and value of each line."""
+    if not file.is_file():
+        return []
+    with file.open(encoding="utf-8", newline="") as lines:
+        try:
+            _, *rows = csv.reader(lines)
+            return [(stage, int(n), metric, float(value)) for stage, n, metric, value in rows]
+        except ValueError as error:
+            raise StorageError(f"{file}: cannot be read ({error}); delete the file") from None
+
+
+def curve_figure(stages: Sequence[StageCurves]) -> Figure:
+    """A small panel for each stage, at most four in a row."""
+    num_columns = math.ceil(len(stages) / math.ceil(len(stages) / 4))
+    width = COLUMN if num_columns <= 2 else PAGE
+    panel, left, below = (width / num_columns, 0.85), 0.38, 0.22
+    titles = [break_lines(f"{s.label}: {s.stage}", int((panel[0] - left) / 0.056)) for s in stages]
+    rows = [range(n, min(n + num_columns, len(stages))) for n in range(0, len(stages), num_columns)]
+    heads = [0.108 * max(len(titles[n]) for n in row) + 0.05 for row in rows]
+    figure = new_figure(width, sum(heads) + len(rows) * (panel[1] + below) + 0.24)
+    for number, row in enumerate(rows):
+        top = sum(heads[: number + 1]) + number * (panel[1] + below)
+        for column, n in enumerate(row):
+            place = column * panel[0] + left, top, panel[0] - left - 0.06, panel[1]
+            axes = add_axes(figure, *place)
+            _draw(axes, stages[n])
+            axes.set_title("\n".join(titles[n]), loc="left", pad=3, linespacing=1.1)
+    handles = [Line2D([], [], **look) for look in LOOKS.values()]
+    figure.legend(handles=handles, loc="lower center", ncols=2, borderaxespad=0.1)
+    return figure
+
+
+def _draw(axes: Axes, stage: StageCurves) -> None:
+    values = [value for curve in stage.curves.values() for _, value in curve]
+    for metric, curve in stage.curves.items():
+        axes.plot(*zip(*curve, strict=True), **LOOKS[metric])
+    if min(values) > 0 and max(values) > 5 * min(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(numticks=4))
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(3))
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.grid(linewidth=0.3, alpha=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _caption(runs: Sequence[Run]) -> str:
+    seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
+    return (
+        "Loss on the training set, with all penalties, and negative log likelihood (NLL) on the "
+        f"held-out slice, over the epochs of each stage that has several. Seed {seeds}."
+    )

@@ -1,0 +1,60 @@
+"""From run directories to a folder with tables, figures and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.table import Table as RichTable
+
+from density_softmax.report.curves import write_curves
+from density_softmax.report.page import render_page
+from density_softmax.report.rendering import as_csv, as_latex, as_text
+from density_softmax.report.runs import LeftOut, find_runs
+from density_softmax.report.surfaces import write_surfaces
+from density_softmax.report.tables import Table, build_tables
+from density_softmax.rows import write_rows
+from density_softmax.storage import write_text
+from density_softmax.types import Row
+
+__all__ = ["run_summary", "write_report"]
+
+
+def write_report(runs: Sequence[Path], out: Path) -> Path:
+    """Report on the runs at or below the given paths; returns the page's path.
+
+    Writes index.html, rows.csv, tables/ (`results.txt` with the figures to look at first, and
+    each table as CSV, LaTeX and text) and figures/ (SVG, PDF and PNG).
+    """
+    found = find_runs(runs)
+    rows = found.rows()
+    tables = build_tables(rows)
+    write_rows(out / "rows.csv", rows)
+    _write_tables(tables, found.left_out, out / "tables")
+    surfaces = write_surfaces(found.finished, out / "figures")
+    curves = write_curves(found.finished, out / "figures")
+    page = out / "index.html"
+    write_text(page, render_page(found, tables, surfaces, curves))
+    return page
+
+
+def run_summary(rows: Sequence[Row]) -> RichTable:
+    """The rows of one run for a terminal; of shifted sets only the means."""
+    table = RichTable("split", "metric", box=box.SIMPLE_HEAD)
+    table.add_column("value", justify="right")
+    shown = [row for row in rows if "/" not in row.split]
+    for row, following in zip(shown, [*shown[1:], None], strict=True):
+        last = following is None or following.split != row.split
+        table.add_row(row.split, row.metric, f"{row.value:,.4g}", end_section=last)
+    return table
+
+
+def _write_tables(tables: Sequence[Table], left_out: Sequence[LeftOut], folder: Path) -> None:
+    for table in tables:
+        write_text(folder / f"{table.name}.csv", as_csv(table))
+        write_text(folder / f"{table.name}.tex", as_latex(table))
+        write_text(folder / f"{table.name}.txt", as_text(table))
+    results = [as_text(table) for table in tables if table.role == "results"]
+    missing = [f"not shown: {each.run.path}: {each.reason}\n" for each in left_out]
+    write_text(folder / "results.txt", "\n".join([*results, *missing]))
