@@ -137,7 +137,7 @@ def build(recipe: Recipe, task: Task, seed: int) -> Method:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         encoder = recipe.encoder.build(task.input_shape)
-        return recipe.method.build(encoder, task.num_classes)
+        return recipe.method.build(encoder, task.num_classes, torch.zeros(1, *task.input_shape))
 
 
 def measure(

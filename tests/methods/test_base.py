@@ -102,28 +102,31 @@ def test_predict_is_in_evaluation_mode_and_without_gradients() -> None:
     [(nn.Linear(2, 5), r"\(6, 5\)"), (nn.Unflatten(1, (2, 1)), r"\(6, 2, 1\)")],
 )
 def test_features_of_the_wrong_shape_are_refused(encoder: nn.Module, shape: str) -> None:
-    method = Deterministic(encoder, NUM_CLASSES, num_features=4)
+    method = Deterministic(nn.Linear(2, 4), NUM_CLASSES)
+    method.encoder = encoder
     with pytest.raises(ValueError, match=rf"shape {shape}, expected \(batch, 4\)"):
         method.predict(inputs())
 
 
 @pytest.mark.parametrize(
-    ("encoder", "told", "width"),
+    ("encoder", "example", "width"),
     [
         (ResFFN(2, depth=1, width=6), None, 6),
         (nn.Sequential(nn.Linear(2, 7), nn.ReLU()), None, 7),
-        (nn.Identity(), 2, 2),
+        (nn.Identity(), torch.zeros(3, 2), 2),
     ],
-    ids=["declared", "last linear layer", "told"],
+    ids=["declared", "last linear layer", "measured"],
 )
-def test_width_of_the_features_is_found(encoder: nn.Module, told: int | None, width: int) -> None:
-    method = Deterministic(encoder, NUM_CLASSES, num_features=told)
+def test_width_of_the_features_is_found(
+    encoder: nn.Module, example: torch.Tensor | None, width: int
+) -> None:
+    method = Deterministic(encoder, NUM_CLASSES, example=example)
     assert method.num_features == width
     assert method.predict(inputs()).probs.shape == (6, NUM_CLASSES)
 
 
 def test_unknown_width_asks_for_it() -> None:
-    with pytest.raises(ValueError, match=r"how many features Identity returns: pass num_features"):
+    with pytest.raises(ValueError, match=r"how many features Identity returns: pass example="):
         Deterministic(nn.Identity(), NUM_CLASSES)
 
 

@@ -50,7 +50,7 @@ def bare(scale: ScaleConfig, num_classes: int) -> DensitySoftmax:
         nn.Identity(),
         num_classes,
         DensitySoftmax.Config(density=FirstCoordinateConfig(), scale=scale, head=None),
-        num_features=1 + num_classes,
+        example=torch.zeros(1, 1 + num_classes),
     ).eval()
     with torch.no_grad():
         method.head.linear.weight.copy_(torch.eye(num_classes, 1 + num_classes).roll(1, 1))

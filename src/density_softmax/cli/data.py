@@ -37,7 +37,7 @@ Root = Annotated[
 
 @app.command("list")
 def list_(root: Root = None) -> None:
-    """Show the sets known by name: where they are from, their size and terms, whether they are here.
+    """Show the sets known by name: where they are from, their size, their terms, and if here.
 
     Wherever a set is named, the path of an .npz file or of an image folder will do, too.
     """

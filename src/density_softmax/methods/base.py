@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Method(nn.Module, ABC):
         encoder: nn.Module,
         num_classes: int,
         config: MethodConfig,
-        num_features: int | None = None,
+        example: Tensor | None = None,
     ) -> None:
         super().__init__()
         if num_classes < 2:
@@ -43,7 +44,9 @@ class Method(nn.Module, ABC):
         self.encoder = encoder
         self.config = config
         self.num_classes = num_classes
-        self.num_features = feature_width(encoder, num_features)
+        self.num_features = feature_width(encoder, example)
+        self.example_shape = None if example is None else tuple(example.shape[1:])
+        self.example_dtype = None if example is None else example.dtype
 
     @abstractmethod
     def stages(self) -> tuple[Stage, ...]:
@@ -59,7 +62,7 @@ class Method(nn.Module, ABC):
         if z.ndim != 2 or z.shape[1] != self.num_features:
             raise UserError(
                 f"the encoder returned features of shape {tuple(z.shape)}, expected "
-                f"(batch, {self.num_features}): flatten them, or pass the right num_features"
+                f"(batch, {self.num_features}): flatten them, or build with example=, a batch"
             )
         return z
 
@@ -99,9 +102,11 @@ class Method(nn.Module, ABC):
         metadata = {
             "method": json.dumps(to_dict(self.config)),
             "num_classes": str(self.num_classes),
-            "num_features": str(self.num_features),
             "version": __version__,
         }
+        if self.example_shape is not None:
+            metadata["example_shape"] = json.dumps(self.example_shape)
+            metadata["example_dtype"] = str(self.example_dtype).removeprefix("torch.")
         save_tensors(Path(path), self.state_dict(), metadata)
 
 
@@ -109,10 +114,8 @@ class MethodConfig(Family, ABC):
     """The family of methods; `kind` is the registry key."""
 
     @abstractmethod
-    def build(
-        self, encoder: nn.Module, num_classes: int, num_features: int | None = None
-    ) -> Method:
-        """An untrained method around `encoder`."""
+    def build(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> Method:
+        """An untrained method around `encoder`; `example` is a batch to measure widths with."""
 
 
 def load(path: str | Path, encoder: nn.Module) -> Method:
@@ -120,15 +123,23 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
     tensors, metadata = load_tensors(Path(path))
     try:
         config = from_dict(MethodConfig, json.loads(metadata["method"]))
-        sizes = int(metadata["num_classes"]), int(metadata["num_features"])
-    except (KeyError, ValueError) as error:
+        num_classes, example = int(metadata["num_classes"]), _example(metadata)
+    except (KeyError, ValueError, AttributeError) as error:
         raise StorageError(f"{path}: not written by Method.save ({error!r})") from None
-    method = config.build(encoder, *sizes)
+    method = config.build(encoder, num_classes, example)
     try:
         method.load_state_dict(tensors)
     except RuntimeError as error:
         raise StorageError(f"{path}: does not fit this encoder: {error}") from None
     return method.eval()
+
+
+def _example(metadata: Mapping[str, str]) -> Tensor | None:
+    """A batch like the one that a saved method was built with."""
+    if "example_shape" not in metadata:
+        return None
+    shape, dtype = json.loads(metadata["example_shape"]), getattr(torch, metadata["example_dtype"])
+    return torch.zeros(1, *shape, dtype=dtype)
 
 
 def _per_row(rows: Tensor, like: Tensor) -> Tensor:

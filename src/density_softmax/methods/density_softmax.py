@@ -48,10 +48,10 @@ class DensitySoftmax(Method):
         head: Descent | None = Descent(epochs=1, optimizer=Adam(lr=1e-4))
 
         def build(
-            self, encoder: nn.Module, num_classes: int, num_features: int | None = None
+            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
         ) -> DensitySoftmax:
             """An untrained method around `encoder`."""
-            return DensitySoftmax(encoder, num_classes, self, num_features)
+            return DensitySoftmax(encoder, num_classes, self, example)
 
     config: Config
 
@@ -60,10 +60,10 @@ class DensitySoftmax(Method):
         encoder: nn.Module,
         num_classes: int,
         config: Config | None = None,
-        num_features: int | None = None,
+        example: Tensor | None = None,
     ) -> None:
         config = config or DensitySoftmax.Config()
-        super().__init__(encoder, num_classes, config, num_features)
+        super().__init__(encoder, num_classes, config, example)
         self.head = Head(self.num_features, num_classes)
         self.density = config.density.build(self.num_features)
         self.scale = config.scale.build()

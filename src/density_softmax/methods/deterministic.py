@@ -31,10 +31,10 @@ class Deterministic(Method):
         descent: Descent = Descent(epochs=100)
 
         def build(
-            self, encoder: nn.Module, num_classes: int, num_features: int | None = None
+            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
         ) -> Deterministic:
             """An untrained classifier around `encoder`."""
-            return Deterministic(encoder, num_classes, self, num_features)
+            return Deterministic(encoder, num_classes, self, example)
 
     config: Config
 
@@ -43,9 +43,9 @@ class Deterministic(Method):
         encoder: nn.Module,
         num_classes: int,
         config: Config | None = None,
-        num_features: int | None = None,
+        example: Tensor | None = None,
     ) -> None:
-        super().__init__(encoder, num_classes, config or Deterministic.Config(), num_features)
+        super().__init__(encoder, num_classes, config or Deterministic.Config(), example)
         self.head = Head(self.num_features, num_classes)
 
     def stages(self) -> tuple[Stage, ...]:

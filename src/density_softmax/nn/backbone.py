@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor, nn
 
 from density_softmax.config import Family
@@ -36,16 +37,32 @@ class BackboneConfig(Family, ABC):
         """A freshly initialised backbone for inputs of `input_shape` (without the batch)."""
 
 
-def feature_width(encoder: nn.Module, num_features: int | None = None) -> int:
-    """The width of an encoder's output: as told, as it says, or that of its last linear layer."""
-    if num_features is not None:
-        return num_features
+@torch.no_grad()
+def feature_width(encoder: nn.Module, example: Tensor | None = None) -> int:
+    """The width of an encoder's output: measured, told by it, or that of its last linear layer."""
+    if example is not None:
+        return measure_width(encoder, example)
     width = getattr(encoder, "num_features", None)
     if isinstance(width, int):
         return width
     linear = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise UserError(
-            f"cannot tell how many features {type(encoder).__name__} returns: pass num_features=..."
+            f"cannot tell how many features {type(encoder).__name__} returns: "
+            "pass example=, a batch of inputs"
         )
     return linear[-1].out_features
+
+
+def measure_width(encoder: nn.Module, example: Tensor) -> int:
+    """The width of what the encoder makes of a batch; its running statistics stay as they are."""
+    modes = [(module, module.training) for module in encoder.modules()]
+    encoder.eval()
+    try:
+        z = encoder(example)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    if z.ndim != 2:
+        raise UserError(f"the encoder returns shape {tuple(z.shape)}: flatten it to vectors")
+    return int(z.shape[1])

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from density_softmax.report.names import file_stem, setting_name, variant_of_data
+from density_softmax.report.names import break_lines, file_stem, setting_name, variant_of_data
 from density_softmax.report.runs import Run, first_seeds
 from density_softmax.report.style import (
     COLUMN,
@@ -23,7 +23,6 @@ from density_softmax.report.style import (
     PAGE,
     Picture,
     add_axes,
-    break_lines,
     new_figure,
     paper_style,
     save_figure,

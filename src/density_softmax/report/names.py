@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 __all__ = [
     "Better",
     "MetricName",
+    "break_lines",
     "file_stem",
     "line_name",
     "line_order",
@@ -50,10 +51,10 @@ METRICS: dict[str, tuple[str, Better | None]] = {
     "mece": ("mECE", "lower"),
     "brier": ("Brier", "lower"),
     "aurc": ("AURC", "lower"),
-    "confidence": ("Confidence", None),
     "auroc": ("AUROC", "higher"),
     "aupr": ("AUPR", "higher"),
     "fpr95": ("FPR95", "lower"),
+    "confidence": ("Confidence", None),
     "params": ("Parameters", "lower"),
     "latency_ratio": ("Latency", "lower"),
     "train_seconds": ("Training s", "lower"),
@@ -119,6 +120,20 @@ def setting_name(recipe: str, variant_of_data: str) -> str:
 def file_stem(*words: str) -> str:
     """The words as a file name without ending."""
     return re.sub(r"[^\w.]+", "-", " ".join(words)).strip("-.")
+
+
+def break_lines(label: str, num_letters: int) -> list[str]:
+    """A label in lines of at most so many letters; long words break after `=`, `.` and `_`."""
+    pieces: list[str] = []
+    for word in re.findall(r"\S+ ?", label):
+        fits = len(word.rstrip()) <= num_letters
+        pieces += [word] if fits else re.findall(r"[^=._]*[=._]?", word)
+    lines = [""]
+    for piece in pieces:
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > num_letters:
+            lines.append("")
+        lines[-1] += piece
+    return [line.rstrip() for line in lines]
 
 
 def metric_name(metric: str) -> MetricName:

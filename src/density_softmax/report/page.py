@@ -14,7 +14,7 @@ from density_softmax.report.names import method_name, setting_name, variant_of_d
 from density_softmax.report.rendering import as_html
 from density_softmax.report.runs import LeftOut, Run, Runs
 from density_softmax.report.style import Picture
-from density_softmax.report.tables import Table
+from density_softmax.report.tables import HOW_TO_READ, Table
 
 __all__ = ["render_page"]
 
@@ -94,7 +94,8 @@ def _tables(tables: Sequence[Table]) -> str:
     """All tables; those with a column for each shift are wide and stay closed."""
     shown = [as_html(table) for table in tables if table.role != "shifted"]
     closed = [_details(table.title, as_html(table)) for table in tables if table.role == "shifted"]
-    return "\n".join(shown + closed)
+    reading = f"<p>{html.escape(HOW_TO_READ)} ↑ higher is better, ↓ lower is better.</p>"
+    return "\n".join([reading, *shown, *closed]) if tables else ""
 
 
 def _details(summary: str, content: str) -> str:

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from density_softmax.report.tables import Cell, Column, Line, Table
+from density_softmax.report.names import break_lines
+from density_softmax.report.tables import HOW_TO_READ, Cell, Column, Line, Table
 
 __all__ = ["as_csv", "as_html", "as_latex", "as_rich", "as_text"]
 
@@ -32,26 +33,31 @@ LATEX = {
 }
 
 
-def as_rich(table: Table) -> RichTable:
-    """For a terminal."""
-    rich = RichTable(title=_text(table.title), caption=_text(table.caption), box=box.SIMPLE_HEAD)
-    rich.title_style, rich.caption_style = "bold", "dim"
-    rich.add_column("Method")
-    rich.add_column("Seeds", justify="right")
+def as_rich(table: Table, *, narrow: bool = False) -> RichTable:
+    """For a terminal; a narrow one gets deviations below their means.
+
+    The best are starred as well as bold: a log file has no bold.
+    """
+    rich = RichTable(box=box.SIMPLE_HEAD, title_style="bold", caption_style="dim")
+    rich.title = Text(table.title)
+    rich.caption = Text(_caption(table).replace("Bold:", "Bold, *:"), justify="left")
+    rich.add_column("Method", overflow="fold")
+    rich.add_column("Seeds", overflow="fold", justify="right")
+    gap = "\n" if narrow else " "
     for column in table.columns:
-        rich.add_column(
-            _text("\n".join(filter(None, (column.title, column.note)))), justify="right"
-        )
+        head = Text(f"{column.title}\n{column.note.replace(' ', gap)}".rstrip())
+        rich.add_column(head, overflow="fold", justify="right")
     for line in table.lines:
-        cells = zip(line.cells, table.columns, strict=True)
-        rich.add_row(_text(line.name), str(line.num_seeds), *(_rich_cell(*each) for each in cells))
+        name = Text("\n".join(break_lines(line.name, 20 if narrow else 32)))
+        cells = (_rich_cell(*each, gap) for each in zip(line.cells, table.columns, strict=True))
+        rich.add_row(name, str(line.num_seeds), *cells)
     return rich
 
 
-def as_text(table: Table, width: int = 100) -> str:
-    """As in a terminal of that width, but without styles."""
+def as_text(table: Table, *, narrow: bool = False) -> str:
+    """As in a terminal that is wide enough, but without styles."""
     stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None).print(as_rich(table))
+    Console(file=stream, width=10_000, color_system=None).print(as_rich(table, narrow=narrow))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
@@ -74,7 +80,7 @@ def as_latex(table: Table) -> str:
     return "\n".join(
         [
             f"% {table.title}",
-            f"% {table.caption}",
+            f"% {_caption(table)}",
             "% Needs \\usepackage{booktabs}.",
             f"\\begin{{tabular}}{{lr{'r' * len(table.columns)}}}",
             "\\toprule",
@@ -95,31 +101,29 @@ def as_html(table: Table) -> str:
     lines = "\n".join(_html_line(line, table) for line in table.lines)
     return (
         '<div class="scroll">\n<table class="sortable">\n'
-        f"<caption><b>{_title(table)}</b> {html.escape(table.caption)}</caption>\n"
+        f"<caption><b>{_title(table)}</b> {html.escape(table.remark)}</caption>\n"
         f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table>\n</div>"
     )
 
 
-def _figure(cell: Cell | None, column: Column) -> str:
-    """`mean ± std`, as people read it."""
-    if cell is None:
-        return MISSING
+def _caption(table: Table) -> str:
+    return f"{HOW_TO_READ} {table.remark}".strip()
+
+
+def _figure(cell: Cell, column: Column) -> tuple[str, str]:
+    """Mean and deviation as people read them."""
     form = f",.{column.decimals}f"
-    if 0 < abs(cell.mean) < 0.5 * 10**-column.decimals:
-        form = ".1e"  # far smaller than others of its column, but not 0
-    mean = f"{cell.mean:{form}}"
-    return mean if cell.std is None else f"{mean} ± {cell.std:{form}}"
+    if column.better != "higher" and 0 < abs(cell.mean) < 0.5 * 10**-column.decimals:
+        form = ".1e"  # far smaller than the others of its column, but not 0
+    return f"{cell.mean:{form}}", "" if cell.std is None else f"{cell.std:{form}}"
 
 
-def _rich_cell(cell: Cell | None, column: Column) -> Text:
-    """Starred as well as bold: a log file has no bold."""
-    best = cell is not None and cell.best
-    return Text(("* " if best else "") + _figure(cell, column), style="bold" if best else "")
-
-
-def _text(words: str) -> Text:
-    """Words in which rich shall find no markup."""
-    return Text(words)
+def _rich_cell(cell: Cell | None, column: Column, gap: str) -> Text:
+    if cell is None:
+        return Text(MISSING)
+    mean, std = _figure(cell, column)
+    mean = f"*{mean}" if cell.best else mean
+    return Text(f"{mean}{gap}±{std}" if std else mean, style="bold" if cell.best else "")
 
 
 def _numbers(cell: Cell | None) -> tuple[str, str]:
@@ -144,9 +148,9 @@ def _latex_line(line: Line, table: Table) -> str:
 def _latex_cell(cell: Cell | None, column: Column) -> str:
     if cell is None:
         return "--"
-    mean, plus_minus, std = _figure(cell, column).replace(",", "{,}").partition(" ± ")
+    mean, std = (figure.replace(",", "{,}") for figure in _figure(cell, column))
     mean = f"\\mathbf{{{mean}}}" if cell.best else mean
-    return f"${mean} \\pm {std}$" if plus_minus else f"${mean}$"
+    return f"${mean} \\pm {std}$" if std else f"${mean}$"
 
 
 def _title(table: Table) -> str:
@@ -170,7 +174,7 @@ def _html_line(line: Line, table: Table) -> str:
 def _html_cell(cell: Cell | None, column: Column) -> str:
     if cell is None:
         return f"<td>{MISSING}</td>"
-    mean, plus_minus, std = _figure(cell, column).partition(" ± ")
+    mean, std = _figure(cell, column)
     mean = f"<strong>{mean}</strong>" if cell.best else mean
-    std = f' <span class="std">± {std}</span>' if plus_minus else ""
+    std = f' <span class="std">± {std}</span>' if std else ""
     return f'<td data-value="{cell.mean!r}">{mean}{std}</td>'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ __all__ = [
     "UNCERTAINTY",
     "Picture",
     "add_axes",
-    "break_lines",
     "new_figure",
     "paper_style",
     "save_figure",
@@ -56,7 +54,7 @@ UNCERTAINTY = LinearSegmentedColormap.from_list(
     "mild_cividis", matplotlib.colormaps["cividis"](np.linspace(0.0, 0.94, 64))
 )
 
-RC = {
+RC: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 6.5,
     "axes.titlesize": 6.5,
@@ -134,20 +132,6 @@ def add_axes(figure: Figure, left: float, top: float, width: float, height: floa
             height / full_height,
         )
     )
-
-
-def break_lines(label: str, num_letters: int) -> list[str]:
-    """A label in lines of at most so many letters; long words break after `=`, `.` and `_`."""
-    pieces: list[str] = []
-    for word in re.findall(r"\S+ ?", label):
-        fits = len(word.rstrip()) <= num_letters
-        pieces += [word] if fits else re.findall(r"[^=._]*[=._]?", word)
-    lines = [""]
-    for piece in pieces:
-        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > num_letters:
-            lines.append("")
-        lines[-1] += piece
-    return [line.rstrip() for line in lines]
 
 
 def save_figure(figure: Figure, file: Path, title: str, caption: str) -> Picture:

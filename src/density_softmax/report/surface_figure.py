@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from density_softmax.data.toy import GRID_EXTENT, GRID_SIZE
+from density_softmax.report.names import break_lines
 from density_softmax.report.style import (
     BLUE,
     COLUMN,
@@ -27,7 +28,6 @@ from density_softmax.report.style import (
     RED,
     UNCERTAINTY,
     add_axes,
-    break_lines,
     new_figure,
 )
 

@@ -22,12 +22,12 @@ from density_softmax.report.names import (
 )
 from density_softmax.types import Row
 
-__all__ = ["Cell", "Column", "Line", "Table", "build_tables", "is_significant"]
+__all__ = ["HOW_TO_READ", "Cell", "Column", "Line", "Table", "build_tables", "is_significant"]
 
 MIN_SEEDS = 3
 LEVEL = 0.05
-CAPTION = (
-    "Mean ± sample standard deviation over seeds. Bold (* in text): better than the second best "
+HOW_TO_READ = (
+    "Mean ± sample standard deviation over seeds. Bold: better than the second best "
     f"by a paired t-test over at least {MIN_SEEDS} seeds at {LEVEL:.0%}."
 )
 
@@ -79,7 +79,7 @@ class Table:
     Attributes:
         name: a file name without ending.
         title: what is compared, on which data.
-        caption: how to read it.
+        remark: what must be known beside `HOW_TO_READ`.
         columns: the header.
         lines: the methods.
         role: what kind of table it is; `results` has the figures to look at first.
@@ -87,7 +87,7 @@ class Table:
 
     name: str
     title: str
-    caption: str
+    remark: str
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
     role: str
@@ -220,7 +220,7 @@ def _table(section: Section, recipe: str, data: str, rows: Sequence[Row]) -> Tab
     return Table(
         name=file_stem(setting, section.name),
         title=f"{setting}: {section.title}",
-        caption=f"{CAPTION} {section.remark}".strip(),
+        remark=section.remark,
         columns=columns,
         lines=lines,
         role=section.role,

@@ -55,6 +55,6 @@ def _write_tables(tables: Sequence[Table], left_out: Sequence[LeftOut], folder: 
         write_text(folder / f"{table.name}.csv", as_csv(table))
         write_text(folder / f"{table.name}.tex", as_latex(table))
         write_text(folder / f"{table.name}.txt", as_text(table))
-    results = [as_text(table) for table in tables if table.role == "results"]
+    results = [as_text(table, narrow=True) for table in tables if table.role == "results"]
     missing = [f"not shown: {each.run.path}: {each.reason}\n" for each in left_out]
     write_text(folder / "results.txt", "\n".join([*results, *missing]))

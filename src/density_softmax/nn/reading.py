@@ -1,0 +1,59 @@
+"""What a density reads: the last features, and pooled statistics of layers by name."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from density_softmax.errors import UserError
+from density_softmax.nn.precision import full_precision
+
+__all__ = ["LayerReader", "pooled"]
+
+EPSILON = 1e-6
+
+
+class LayerReader:
+    """Keeps the pooled outputs of named layers while an encoder runs.
+
+    Hooks leave the encoder as it is: nothing of it is copied, renamed or wrapped.
+    """
+
+    def __init__(self, encoder: nn.Module, names: tuple[str, ...]) -> None:
+        self.names = names
+        self._kept: dict[str, Tensor] = {}
+        for name in names:
+            _submodule(encoder, name).register_forward_hook(partial(self._keep, name))
+
+    def take(self) -> list[Tensor]:
+        """What the layers gave in the last pass, (batch, width) each; it is then forgotten."""
+        return [self._kept.pop(name) for name in self.names]
+
+    def _keep(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._kept[name] = pooled(output[0] if isinstance(output, tuple) else output)
+
+
+def pooled(h: Tensor) -> Tensor:
+    """Mean and standard deviation of each channel over positions, (batch, 2 · channels).
+
+    Images have their channels first, token sequences last. A vector has no positions and is
+    read as it is.
+    """
+    if h.ndim == 2:
+        return h
+    positions = (2, 3) if h.ndim == 4 else (1,)
+    with full_precision(h):
+        h = h.float()
+        variance, mean = torch.var_mean(h, dim=positions, correction=0)
+        return torch.cat([mean, (variance + EPSILON).sqrt()], dim=-1)
+
+
+def _submodule(encoder: nn.Module, name: str) -> nn.Module:
+    modules = dict(encoder.named_modules())
+    if name not in modules or name == "":
+        known = [other for other in modules if 0 < len(other) and other.count(".") < 2]
+        raise UserError(f"the encoder has no layer '{name}'; there are: {', '.join(known)}")
+    return modules[name]
