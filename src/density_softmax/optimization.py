@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -40,7 +40,10 @@ class Adam(Optimizer, kind="adam"):
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The torch optimizer over `parameters`."""
-        return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
+        parameters = list(parameters)
+        return torch.optim.Adam(
+            parameters, lr=self.lr, weight_decay=self.weight_decay, fused=_on_cpu(parameters)
+        )
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,23 @@ class SGD(Optimizer, kind="sgd"):
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The torch optimizer over `parameters`."""
+        parameters = list(parameters)
         return torch.optim.SGD(
             parameters,
             lr=self.lr,
             momentum=self.momentum,
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
+            fused=_on_cpu(parameters),
         )
+
+
+def _on_cpu(parameters: Sequence[nn.Parameter]) -> bool | None:
+    """True on a CPU, where the fused update is half the price of a small step; else torch's choice.
+
+    On accelerators torch batches updates by itself, and fused ones cannot be clipped under fp16.
+    """
+    return all(parameter.device.type == "cpu" for parameter in parameters) or None
 
 
 class Schedule(Family, ABC):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import (
@@ -45,11 +46,15 @@ def list_(root: Root = None) -> None:
     from density_softmax.data.files import data_root
 
     place = data_root(root)
-    table = Table("name", "images", "download", "terms", "here", "from", title=f"sets in {place}")
+    table = Table(title=f"sets in {place}", box=box.SIMPLE)
+    for column in ("name", "here", "download"):
+        table.add_column(column, no_wrap=True)
+    for column in ("images", "terms", "from"):
+        table.add_column(column, overflow="fold")
     for name, known in CATALOG.items():
         size = decimal(known.size) if known.size else "–"
-        here = "yes" if known.present(place) else "no"
-        table.add_row(name, known.images, size, known.licence, here, known.home)
+        here = known.presence(place)
+        table.add_row(name, here, size, known.images, known.licence, known.home)
     console.print(table)
 
 
@@ -70,7 +75,7 @@ def fetch(
     place = data_root(root)
     for name in names:
         known = entry(name)
-        if known.by_hand and not known.present(place):
+        if known.by_hand and known.presence(place) != "yes":
             raise DataError(f"{name} cannot be fetched: {known.by_hand} ({place})")
         with _progress(DownloadColumn(), TransferSpeedColumn()) as report:
             for item in known.downloads:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from density_softmax.data.cifar import (
     CIFAR10_CLASSES,
@@ -60,10 +60,11 @@ class Entry:
         """Bytes to download."""
         return sum(item.size for item in self.downloads)
 
-    def present(self, root: Path) -> bool:
+    def presence(self, root: Path) -> Literal["yes", "partly", "no"]:
         """Whether the set is there to be read."""
-        placed = all((root / place).exists() for place in self.places)
-        return placed and all(item.present(root) for item in self.downloads)
+        there = [(root / place).exists() for place in self.places]
+        there += [item.present(root) for item in self.downloads]
+        return "yes" if all(there) else "partly" if any(there) else "no"
 
 
 def _cifar_c(directory: Path, clean: str, class_names: tuple[str, ...]) -> CorruptedArrays:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, final
 
@@ -153,12 +154,17 @@ class CorruptedOnRead(CorruptedSet):
 
     def read(self, part: str) -> Images:
         """The images of one type and severity."""
-        kind, severity = part.split("/")
-        images = self.clean.read("test")
-        assert isinstance(images, Images)
-        corrupted = corrupt(images.x.permute(0, 2, 3, 1).numpy(), kind, int(severity))
-        x = torch.from_numpy(corrupted).permute(0, 3, 1, 2)
-        return Images(x, images.y, images.class_names)
+        return _corrupted(self.clean, *part.split("/"))
+
+
+@cache
+def _corrupted(clean: ImageSet, kind: str, severity: str) -> Images:
+    """Kept, because every run of a process reads the same small sets."""
+    images = clean.read("test")
+    assert isinstance(images, Images)
+    corrupted = corrupt(images.x.permute(0, 2, 3, 1).numpy(), kind, int(severity))
+    x = torch.from_numpy(corrupted).permute(0, 3, 1, 2)
+    return Images(x, images.y, images.class_names)
 
 
 def manifest(directory: Path) -> dict[str, Any]:

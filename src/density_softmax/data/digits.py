@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
 
@@ -18,6 +19,7 @@ NUM_TEST = 450
 
 
 @final
+@dataclass(frozen=True)
 class Digits(ImageSet):
     """1,797 grey images of 8×8 (Alpaydin & Kaynak 1998), 450 of them for testing.
 

@@ -118,7 +118,8 @@ def _fill(part: Path, url: str, item: Download, report: Report) -> str | None:
         except (OSError, http.client.HTTPException) as error:
             if is_disk_full(error):
                 raise
-            problem = str(error) or type(error).__name__
+            reason = str(error) or type(error).__name__
+            problem = reason.removeprefix("<urlopen error ").removesuffix(">")
         # A connection that broke is taken up again as long as it brings something.
         if _size(part) <= before:
             return problem

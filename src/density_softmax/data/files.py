@@ -66,7 +66,7 @@ def load_npz(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz file by name."""
     require(path, "check the path")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except (ValueError, EOFError, OSError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(

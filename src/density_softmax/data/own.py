@@ -67,6 +67,7 @@ class NpzImages(ImageSet):
 
     def read(self, part: str) -> Images:
         """The images of one part."""
+        assert part in self.parts
         suffix = "" if part == "all" else f"_{part}"
         x = _image_bytes(self._arrays[f"x{suffix}"], self.path)
         names = self._class_names()

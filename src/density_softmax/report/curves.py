@@ -93,11 +93,11 @@ def curve_figure(stages: Sequence[StageCurves]) -> Figure:
     """A small panel for each stage, at most four in a row."""
     num_columns = math.ceil(len(stages) / math.ceil(len(stages) / 4))
     width = COLUMN if num_columns <= 2 else PAGE
-    panel, left, below = (width / num_columns, 0.85), 0.38, 0.22
+    panel, left, below = (width / num_columns, 0.85), 0.38, 0.31
     titles = [break_lines(f"{s.label}: {s.stage}", int((panel[0] - left) / 0.056)) for s in stages]
     rows = [range(n, min(n + num_columns, len(stages))) for n in range(0, len(stages), num_columns)]
     heads = [0.108 * max(len(titles[n]) for n in row) + 0.05 for row in rows]
-    figure = new_figure(width, sum(heads) + len(rows) * (panel[1] + below) + 0.24)
+    figure = new_figure(width, sum(heads) + len(rows) * (panel[1] + below) + 0.18)
     for number, row in enumerate(rows):
         top = sum(heads[: number + 1]) + number * (panel[1] + below)
         for column, n in enumerate(row):
@@ -121,6 +121,7 @@ def _draw(axes: Axes, stage: StageCurves) -> None:
     else:
         axes.yaxis.set_major_locator(MaxNLocator(3))
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.set_xlabel("epoch", labelpad=1)
     axes.grid(linewidth=0.3, alpha=0.5)
     axes.spines[["top", "right"]].set_visible(False)
 

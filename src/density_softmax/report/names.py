@@ -44,36 +44,30 @@ METHODS = {
     "density_softmax": "Density-Softmax",
 }
 
-METRICS: dict[str, tuple[str, Better | None]] = {
-    "nll": ("NLL", "lower"),
-    "accuracy": ("Accuracy", "higher"),
-    "ece": ("ECE", "lower"),
-    "mece": ("mECE", "lower"),
-    "brier": ("Brier", "lower"),
-    "aurc": ("AURC", "lower"),
-    "auroc": ("AUROC", "higher"),
-    "aupr": ("AUPR", "higher"),
-    "fpr95": ("FPR95", "lower"),
-    "confidence": ("Confidence", None),
-    "params": ("Parameters", "lower"),
-    "latency_ratio": ("Latency", "lower"),
-    "train_seconds": ("Training s", "lower"),
-    "peak_memory": ("Peak memory", "lower"),
-}
-
 
 class MetricName(NamedTuple):
-    """A metric in a header.
-
-    Attributes:
-        title: its usual name.
-        note: what follows the colon in a row's metric: a score, a batch size or a stage.
-        better: which direction is an improvement; None where neither is.
-    """
+    """A metric in a header: its usual name, and which direction is better (None: neither)."""
 
     title: str
-    note: str
     better: Better | None
+
+
+METRICS = {
+    "nll": MetricName("NLL", "lower"),
+    "accuracy": MetricName("Accuracy", "higher"),
+    "ece": MetricName("ECE", "lower"),
+    "mece": MetricName("mECE", "lower"),
+    "brier": MetricName("Brier", "lower"),
+    "aurc": MetricName("AURC", "lower"),
+    "auroc": MetricName("AUROC", "higher"),
+    "aupr": MetricName("AUPR", "higher"),
+    "fpr95": MetricName("FPR95", "lower"),
+    "confidence": MetricName("Confidence", None),
+    "params": MetricName("Parameters", "lower"),
+    "latency_ratio": MetricName("Latency", "lower"),
+    "train_seconds": MetricName("Training s", "lower"),
+    "peak_memory": MetricName("Peak memory", "lower"),
+}
 
 
 def method_name(method: str) -> str:
@@ -133,20 +127,18 @@ def break_lines(label: str, num_letters: int) -> list[str]:
         if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > num_letters:
             lines.append("")
         lines[-1] += piece
-    return [line.rstrip() for line in lines]
+    return [line.rstrip() for line in lines if line]
 
 
 def metric_name(metric: str) -> MetricName:
-    """What a header says about the metric of a row."""
-    name, _, note = metric.partition(":")
+    """What a header calls the metric of a row; what follows its colon is left to notes."""
+    name = metric.partition(":")[0]
     if name in METRICS:
-        title, better = METRICS[name]
-    elif name[:1] == "c" and name[1:] in METRICS:  # a mean over shifts
+        return METRICS[name]
+    if name[:1] == "c" and name[1:] in METRICS:  # a mean over shifts
         title, better = METRICS[name[1:]]
-        title = f"c{title}"
-    else:
-        title, better = name, None
-    return MetricName(title, note, better)
+        return MetricName(f"c{title}", better)
+    return MetricName(name, None)
 
 
 def metric_order(metric: str) -> int:

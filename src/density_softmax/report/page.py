@@ -20,7 +20,7 @@ __all__ = ["render_page"]
 
 TITLE = "Density-Softmax report"
 # Figures are shown larger than printed, in CSS pixels per inch.
-PIXELS_PER_INCH = 152
+PIXELS_PER_INCH = 165
 
 
 def render_page(
@@ -29,8 +29,8 @@ def render_page(
     """The whole page as HTML."""
     sections = {
         "Results": _tables(tables),
-        "Surfaces": "\n".join(map(_figure, surfaces)),
-        "Training curves": "\n".join(map(_figure, curves)),
+        "Surfaces": _gallery(surfaces),
+        "Training curves": _gallery(curves),
         "How it was run": _provenance(runs.finished),
     }
     sections = {title: content for title, content in sections.items() if content}
@@ -92,8 +92,9 @@ def _section(title: str, content: str) -> str:
 
 def _tables(tables: Sequence[Table]) -> str:
     """All tables; those with a column for each shift are wide and stay closed."""
-    shown = [as_html(table) for table in tables if table.role != "shifted"]
-    closed = [_details(table.title, as_html(table)) for table in tables if table.role == "shifted"]
+    shown = [as_html(table) for table in tables if table.role != "each shift"]
+    wide = [table for table in tables if table.role == "each shift"]
+    closed = [_details(table.title, as_html(table)) for table in wide]
     reading = f"<p>{html.escape(HOW_TO_READ)} ↑ higher is better, ↓ lower is better.</p>"
     return "\n".join([reading, *shown, *closed]) if tables else ""
 
@@ -102,11 +103,16 @@ def _details(summary: str, content: str) -> str:
     return f"<details><summary>{html.escape(summary)}</summary>\n{content}\n</details>"
 
 
+def _gallery(pictures: Sequence[Picture]) -> str:
+    figures = "\n".join(map(_figure, pictures))
+    return f'<div class="gallery">\n{figures}\n</div>' if pictures else ""
+
+
 def _figure(picture: Picture) -> str:
     source = f"data:image/webp;base64,{base64.b64encode(picture.preview).decode('ascii')}"
     width, title = round(picture.width * PIXELS_PER_INCH), html.escape(picture.title)
     return (
-        f'<figure>\n<div class="scroll"><img width="{width}" alt="{title}" src="{source}"></div>\n'
+        f'<figure style="width: {width}px">\n<img alt="{title}" src="{source}">\n'
         f"<figcaption><b>{title}.</b> {html.escape(picture.caption)}</figcaption>\n</figure>"
     )
 

@@ -45,8 +45,8 @@ def as_rich(table: Table, *, narrow: bool = False) -> RichTable:
     rich.add_column("Seeds", overflow="fold", justify="right")
     gap = "\n" if narrow else " "
     for column in table.columns:
-        head = Text(f"{column.title}\n{column.note.replace(' ', gap)}".rstrip())
-        rich.add_column(head, overflow="fold", justify="right")
+        note = break_lines(column.note, 11 if narrow else 32)
+        rich.add_column(Text("\n".join([column.title, *note])), overflow="fold", justify="right")
     for line in table.lines:
         name = Text("\n".join(break_lines(line.name, 20 if narrow else 32)))
         cells = (_rich_cell(*each, gap) for each in zip(line.cells, table.columns, strict=True))

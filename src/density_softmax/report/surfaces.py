@@ -20,7 +20,7 @@ from density_softmax.report.surface_figure import Array, Measure, Panel, surface
 __all__ = ["MEASURES", "entropy", "margin", "variance", "write_surfaces"]
 
 # Enough to show where the data lie, few enough to see what is below them.
-NUM_POINTS = 80
+NUM_POINTS = 60
 
 
 def variance(p: Array) -> Array:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table as RichTable
 
+from density_softmax.errors import UserError
 from density_softmax.report.curves import write_curves
 from density_softmax.report.page import render_page
 from density_softmax.report.rendering import as_csv, as_latex, as_text
@@ -27,6 +28,10 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     Writes index.html, rows.csv, tables/ (`results.txt` with the figures to look at first, and
     each table as CSV, LaTeX and text) and figures/ (SVG, PDF and PNG).
     """
+    if (out / "recipe.json").exists():
+        raise UserError(
+            f"{out}: is a run, whose files a report would replace; choose another --out"
+        )
     found = find_runs(runs)
     rows = found.rows()
     tables = build_tables(rows)

@@ -1,0 +1,133 @@
+"""Which tables there are, and which columns each has, by the role of the data present."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from density_softmax.report.names import metric_name, metric_order
+from density_softmax.types import Row
+
+__all__ = ["Key", "Section", "find_keys", "find_sections"]
+
+Key = tuple[str, str]  # split and metric
+Role = Literal["results", "iid", "shift", "ood", "each shift", "cost", "training"]
+
+DETECTION = (
+    "AUROC, AUPR and FPR95: OOD is the positive class, the score that detects is named in the "
+    "header; AUPR depends on the ratio of the two sets."
+)
+LATENCY = "Latency relative to ERM with the same encoder, measured in turn with it."
+
+# The figures to look at first.
+HEADLINE = {
+    "iid": ("nll", "accuracy", "ece"),
+    "shift": ("nll", "accuracy", "ece", "cnll", "caccuracy", "cece"),
+    "ood": ("auroc:confidence", "auroc:epistemic"),
+    "cost": ("latency_ratio:1",),
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table to be: its columns and what it says about them.
+
+    Attributes:
+        role: what its data are for; `results` has the headline of all roles.
+        name: the end of its file name.
+        title: what is compared.
+        columns: split and metric of each, with a note for its header.
+        remark: what must be known to read it.
+    """
+
+    role: Role
+    name: str
+    title: str
+    columns: dict[Key, str]
+    remark: str = ""
+
+
+def find_keys(rows: Sequence[Row]) -> list[Key]:
+    """The columns that rows can fill: splits as they come, metrics in their usual order."""
+    splits = list(dict.fromkeys(row.split for row in rows))
+    keys = dict.fromkeys((row.split, row.metric) for row in rows)
+    return sorted(keys, key=lambda key: (splits.index(key[0]), metric_order(key[1])))
+
+
+def find_sections(keys: Sequence[Key]) -> Iterator[Section]:
+    """The headline, then a section for each role and set; every column is in one of these."""
+    roles: dict[Role, list[Key]] = {}
+    detected = {split for split, metric in keys if metric.startswith(("auroc:", "aupr:", "fpr95:"))}
+    for key in keys:
+        roles.setdefault(_role(key, detected), []).append(key)
+    yield from _results(roles)
+    if "iid" in roles:
+        yield Section("iid", "iid", "in-domain test set", dict.fromkeys(roles["iid"], ""))
+    yield from _shifts(roles.get("shift", []))
+    yield from _ood(roles.get("ood", []))
+    yield from _each_shift(roles.get("each shift", []))
+    if "cost" in roles:
+        columns = {key: _note(key) for key in roles["cost"]}
+        yield Section("cost", "cost", "cost of prediction", columns, LATENCY)
+    if "training" in roles:
+        columns = {key: _note(key) for key in roles["training"]}
+        yield Section("training", "training", "cost of training", columns)
+
+
+def _role(key: Key, detected: set[str]) -> Role:
+    split, metric = key
+    if split == "cost":
+        return "training" if metric.startswith(("train_seconds", "peak_memory")) else "cost"
+    if split == "iid":
+        return "iid"
+    if split in detected:
+        return "ood"
+    return "each shift" if "/" in split else "shift"
+
+
+def _results(roles: dict[Role, list[Key]]) -> Iterator[Section]:
+    """The headline of each role; sets other than the in-domain one are named."""
+    columns = {
+        key: ", ".join(filter(None, (key[0] if role in ("shift", "ood") else "", _note(key))))
+        for role, keys in roles.items()
+        for key in keys
+        if key[1] in HEADLINE.get(role, ())
+    }
+    if columns:
+        remark = DETECTION if "ood" in roles else ""
+        yield Section("results", "results", "results", columns, remark)
+
+
+def _shifts(keys: Sequence[Key]) -> Iterator[Section]:
+    for split in dict.fromkeys(split for split, _ in keys):
+        columns = {key: "" for key in keys if key[0] == split}
+        means = any(metric == "cnll" for _, metric in columns)
+        title = f"mean over the shifts of {split}" if means else f"shifted set {split}"
+        yield Section("shift", f"shift-{split}", title, columns)
+
+
+def _ood(keys: Sequence[Key]) -> Iterator[Section]:
+    for split in dict.fromkeys(split for split, _ in keys):
+        columns = {key: _note(key) for key in keys if key[0] == split}
+        title = f"detection of {split} as out-of-distribution (OOD)"
+        yield Section("ood", f"ood-{split}", title, columns, DETECTION)
+
+
+def _each_shift(keys: Sequence[Key]) -> Iterator[Section]:
+    """Splits `<set>/<type>/<severity>`: a section for each set and metric."""
+    groups: dict[Key, dict[Key, str]] = {}
+    for split, metric in keys:
+        data, _, shift = split.partition("/")
+        groups.setdefault((data, metric), {})[split, metric] = shift.replace("/", " ")
+    for (data, metric), columns in groups.items():
+        title = f"{metric_name(metric).title} on each shift of {data}"
+        yield Section("each shift", f"shift-{data}-{metric}", title, columns)
+
+
+def _note(key: Key) -> str:
+    """What follows the colon of a metric, in words."""
+    metric, _, detail = key[1].partition(":")
+    if metric == "latency_ratio":
+        return f"batch {detail}, ERM = 1"
+    return f"by {detail}" if metric in ("auroc", "aupr", "fpr95") else detail

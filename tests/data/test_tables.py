@@ -1,0 +1,145 @@
+import numpy as np
+import pytest
+import torch
+
+from density_softmax.config import ConfigError, from_dict, to_dict
+from density_softmax.data import DataConfig, DataError, Table, read_table
+
+CPU = torch.device("cpu")
+RNG = np.random.default_rng(0)
+X = RNG.normal(3.0, 2.0, (50, 2))
+
+
+def csv(path, header="width,height,species", num_rows=50, shift=0.0):
+    species = ("setosa", "virginica")
+    lines = [f"{a + shift},{b + shift},{species[i % 2]}" for i, (a, b) in enumerate(X[:num_rows])]
+    path.write_text("\n".join([header, *lines]) + "\n")
+    return str(path)
+
+
+def everything(source):
+    return next(source.read([list(range(len(source)))], CPU))
+
+
+def test_a_csv_file_becomes_all_that_a_run_reads(tmp_path):
+    data = Table(csv(tmp_path / "iris.csv")).load(seed=0)
+    assert data.task.class_names == ("setosa", "virginica")
+    assert data.task.input_shape == (2,)
+    assert [len(part) for part in (data.train, data.heldout, data.splits[0].source)] == [32, 8, 10]
+    assert [(split.name, split.role) for split in data.splits] == [("iid", "iid")]
+
+
+def test_training_rows_are_standardised_by_themselves(tmp_path):
+    data = Table(csv(tmp_path / "iris.csv")).load(seed=0)
+    x = everything(data.train).x
+    torch.testing.assert_close(x.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(x.std(0, correction=0), torch.ones(2))
+    assert everything(data.heldout).x.mean().abs() > 1e-3
+
+
+def test_a_constant_column_is_not_scaled(tmp_path):
+    np.savez(tmp_path / "t.npz", x=np.ones((20, 1)), y=np.arange(20) % 2)
+    assert everything(Table(str(tmp_path / "t.npz")).load(0).train).x.abs().max() == 0
+
+
+def test_the_seed_decides_what_is_held_out_but_not_what_is_tested(tmp_path):
+    table = Table(csv(tmp_path / "iris.csv"))
+    first, second = table.load(0), table.load(1)
+    assert not torch.equal(first.heldout.x, second.heldout.x)
+    assert torch.equal(first.splits[0].source.x, second.splits[0].source.x)
+
+
+def test_files_are_matched_by_column_names(tmp_path):
+    train = csv(tmp_path / "iris.csv")
+    (tmp_path / "other.csv").write_text("height,extra,width\n2,9,1\n4,9,3\n")
+    data = Table(train, test=csv(tmp_path / "test.csv"), ood=(str(tmp_path / "other.csv"),)).load(0)
+    ood = data.splits[1]
+    assert (ood.name, ood.role) == ("other", "ood")
+    assert ood.source.x.tolist() == [[1, 2], [3, 4]]
+    assert ood.source.y.tolist() == [-1, -1]
+    assert len(data.splits[0].source) == 50
+
+
+def test_the_label_may_be_any_column(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("kind,a,b\n" + "".join(f"{i % 3},{i},{i * i}\n" for i in range(30)))
+    data = Table(str(path), label="kind").load(0)
+    assert data.task.class_names == ("0", "1", "2")
+    with pytest.raises(DataError, match=r"t\.csv: no column 'sort'; there are: kind, a, b"):
+        Table(str(path), label="sort").load(0)
+
+
+def test_shifted_tables_keep_their_labels(tmp_path):
+    shift = csv(tmp_path / "later.csv", shift=1.0)
+    data = Table(csv(tmp_path / "iris.csv"), shifts=(shift,)).load(0)
+    assert (data.splits[1].name, data.splits[1].role) == ("later", "shift")
+    assert data.splits[1].source.y.tolist() == [i % 2 for i in range(50)]
+
+
+def test_npz_tables_have_parts(tmp_path):
+    y = np.arange(50) % 2
+    np.savez(tmp_path / "t.npz", x_train=X, y_train=y, x_test=X[:7], y_test=y[:7])
+    data = Table(str(tmp_path / "t.npz"), ood=(str(tmp_path / "t.npz"),)).load(0)
+    assert [len(split.source) for split in data.splits] == [7, 7]
+    assert len(data.train) + len(data.heldout) == 50
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b,y\n1,2,x\n1,oops,z\n", r"line 3, column 'b': 'oops' is not a finite number"),
+        ("a,b,y\n1,2,x\n1,,z\n", r"line 3, column 'b': ''"),
+        ("a,b,y\n1,nan,x\n1,2,z\n", r"line 2, column 'b': 'nan'"),
+        ("a,b,y\n1,2,x\n\n1,2\n", r"line 4 has 2 cells, line 1 3"),
+        ("1,2,x\n3,4,z\n", r"line 1 is '1,2,x'; it must name the columns"),
+        ("a,b,y\n", r".*at least one row"),
+        ("a,a,y\n1,2,x\n1,2,z\n", r"several columns 'a'"),
+    ],
+)
+def test_what_is_wrong_with_a_csv_file_is_named(tmp_path, text, message):
+    (tmp_path / "bad.csv").write_text(text)
+    with pytest.raises(DataError, match=rf"bad\.csv: {message}"):
+        Table(str(tmp_path / "bad.csv")).load(0)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.ones((4, 2, 2)), "y": np.ones(4)}, r"shape \(4, 2, 2\)"),
+        ({"x": np.full((4, 2), np.inf), "y": np.ones(4)}, r"finite numbers"),
+        ({"x": np.ones((4, 2)), "y": np.ones(3)}, r"y has shape \(3,\) for 4 rows"),
+        ({"x": np.ones((4, 2))}, r"training needs two"),
+        ({"x": np.ones((40, 2)), "y": np.ones(40)}, r"training needs two"),
+    ],
+)
+def test_what_is_wrong_with_an_npz_table_is_named(tmp_path, arrays, message):
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(DataError, match=rf"bad\.npz: .*{message}"):
+        Table(str(tmp_path / "bad.npz"), heldout=0.5, test_fraction=0.5).load(0)
+
+
+def test_other_shapes_classes_and_files_are_refused(tmp_path):
+    train = csv(tmp_path / "iris.csv")
+    np.savez(tmp_path / "wide.npz", x=np.ones((4, 3)))
+    with pytest.raises(
+        DataError, match=r"wide\.npz: shape \(3,\), but the training rows have \(2,\)"
+    ):
+        Table(train, ood=(str(tmp_path / "wide.npz"),)).load(0)
+    (tmp_path / "new.csv").write_text("width,height,species\n1,2,tulip\n")
+    with pytest.raises(DataError, match=r"new\.csv: label 'tulip' is not one of"):
+        Table(train, shifts=(str(tmp_path / "new.csv"),)).load(0)
+    (tmp_path / "plain.csv").write_text("width,height\n1,2\n")
+    with pytest.raises(DataError, match=r"plain\.csv: no column 'species'; list it under ood"):
+        Table(train, shifts=(str(tmp_path / "plain.csv"),)).load(0)
+    with pytest.raises(DataError, match=r"absent\.csv: not found"):
+        Table(str(tmp_path / "absent.csv")).load(0)
+    (tmp_path / "t.txt").write_text("")
+    with pytest.raises(DataError, match=r"t\.txt: a table is a \.csv or an \.npz file"):
+        read_table(tmp_path / "t.txt")
+    with pytest.raises(ConfigError, match="two sets are called 'iris'"):
+        Table(train, shifts=(train,), ood=(train,)).load(0)
+
+
+def test_config_survives_a_round_trip():
+    config = Table("t.csv", shifts=("a.csv",), label="kind")
+    assert from_dict(DataConfig, to_dict(config)) == config

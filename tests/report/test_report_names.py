@@ -1,0 +1,78 @@
+import pytest
+
+from density_softmax.report.names import (
+    METHODS,
+    break_lines,
+    file_stem,
+    line_name,
+    line_order,
+    metric_name,
+    split_variant,
+    variant_of_data,
+    variant_of_line,
+)
+
+
+def test_known_methods_have_their_usual_names_and_others_title_case() -> None:
+    assert line_name("deterministic", "default") == "ERM"
+    assert line_name("density_softmax", "scale=max") == "Density-Softmax (scale=max)"
+    assert line_name("brand_new", "default") == "Brand New"
+
+
+def test_erm_comes_first_and_unknown_methods_last() -> None:
+    lines = [("brand_new", "default"), *((method, "default") for method in reversed(METHODS))]
+    ordered = sorted(lines, key=lambda line: line_order(*line))
+    assert ordered[0] == ("deterministic", "default")
+    assert ordered[-1] == ("brand_new", "default")
+
+
+def test_a_variant_follows_its_default() -> None:
+    lines = [("sngp", "a=1"), ("sngp", "default"), ("duq", "default")]
+    assert sorted(lines, key=lambda line: line_order(*line)) == [lines[1], lines[0], lines[2]]
+
+
+@pytest.mark.parametrize(
+    ("variant", "assignments"),
+    [
+        ("default", []),
+        ("scale=max", ["scale=max"]),
+        ("data.shape=two_ovals, scale=max", ["data.shape=two_ovals", "scale=max"]),
+        ('layers=["a", "b"], sizes=[1, 2]', ['layers=["a", "b"]', "sizes=[1, 2]"]),
+    ],
+)
+def test_variants_divide_at_paths_and_not_inside_values(
+    variant: str, assignments: list[str]
+) -> None:
+    assert split_variant(variant) == assignments
+
+
+def test_a_variant_is_its_data_part_and_the_rest() -> None:
+    assert variant_of_data("data.shape=two_ovals, scale=max") == "data.shape=two_ovals"
+    assert variant_of_line("data.shape=two_ovals, scale=max") == "scale=max"
+    assert variant_of_line("data.shape=two_ovals") == "default"
+    assert variant_of_data("default") == ""
+
+
+def test_means_over_shifts_are_named_and_judged_like_what_they_are_means_of() -> None:
+    assert metric_name("cnll") == ("cNLL", "lower")
+    assert metric_name("caccuracy") == ("cAccuracy", "higher")
+    assert metric_name("confidence") == ("Confidence", None)
+    assert metric_name("auroc:epistemic") == ("AUROC", "higher")
+    assert metric_name("novelty") == ("novelty", None)
+
+
+@pytest.mark.parametrize("num_letters", [5, 12, 30])
+def test_broken_lines_keep_every_letter(num_letters: int) -> None:
+    label = "Density-Softmax (density=gaussian_mixture, scale.budget=0.01)"
+    assert "".join(break_lines(label, num_letters)).replace(" ", "") == label.replace(" ", "")
+
+
+def test_lines_break_where_words_do() -> None:
+    assert break_lines("Natural Posterior Network", 18) == ["Natural Posterior", "Network"]
+    assert break_lines("(density=gaussian_mixture)", 18) == ["(density=gaussian_", "mixture)"]
+
+
+def test_file_stems_stay_in_their_folder() -> None:
+    assert file_stem("toy (shape=two_ovals)", "iid") == "toy-shape-two_ovals-iid"
+    assert "/" not in file_stem("../../etc", "passwd")
+    assert not file_stem("../../etc", "passwd").startswith(".")

@@ -1,0 +1,119 @@
+import csv
+import io
+from collections.abc import Sequence
+from html.parser import HTMLParser
+
+from density_softmax.report.rendering import as_csv, as_html, as_latex, as_text
+from density_softmax.report.tables import Table, build_tables
+from density_softmax.types import Row
+
+ERM = [0.30, 0.36, 0.39]
+OURS = [0.20, 0.25, 0.30]
+
+
+def rows(method: str, values: Sequence[float], variant: str = "default") -> list[Row]:
+    return [
+        Row("toy", method, variant, seed, "iid", "nll", value) for seed, value in enumerate(values)
+    ]
+
+
+def table(*groups: list[Row]) -> Table:
+    found = [row for group in groups for row in group]
+    (chosen,) = (table for table in build_tables(found) if table.role == "iid")
+    return chosen
+
+
+class Cells(HTMLParser):
+    """The text of each cell and what is strong in it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.strong: list[str] = []
+        self.tags: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag in ("td", "th"):
+            self.texts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.tags.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and {"td", "th"} & set(self.tags):
+            self.texts[-1] += data
+        if self.tags and self.tags[-1] == "strong":
+            self.strong.append(data)
+
+
+def test_one_table_says_the_same_in_four_renderings() -> None:
+    compared = table(rows("deterministic", ERM), rows("density_softmax", OURS))
+    assert "Density-Softmax       3   *0.250 ±0.050" in as_text(compared)
+    assert r"Density-Softmax & 3 & $\mathbf{0.250} \pm 0.050$ \\" in as_latex(compared)
+    assert Cells(as_html(compared)).texts[-1] == "0.250 ± 0.050"
+    assert Cells(as_html(compared)).strong == ["0.250"]
+    head, erm, ours = csv.reader(io.StringIO(as_csv(compared)))
+    assert head == ["Method", "Seeds", "NLL ↓", "NLL ↓ std"]
+    assert erm[:2] == ["ERM", "3"]
+    assert float(erm[2]) == compared.lines[0].cells[0].mean  # type: ignore[union-attr]
+    assert float(ours[3]) == compared.lines[1].cells[0].std  # type: ignore[union-attr]
+
+
+def test_losses_are_shown_as_plainly_as_wins() -> None:
+    lost = table(rows("deterministic", OURS), rows("density_softmax", ERM))
+    assert r"ERM & 3 & $\mathbf{0.250} \pm 0.050$" in as_latex(lost)
+    assert r"Density-Softmax & 3 & $0.350 \pm 0.046$" in as_latex(lost)
+
+
+def test_one_seed_has_no_plus_minus() -> None:
+    single = table(rows("deterministic", [0.5]))
+    assert "±" not in Cells(as_html(single)).texts[-1]
+    assert r"ERM & 1 & $0.500$ \\" in as_latex(single)
+    assert as_csv(single).splitlines()[1] == "ERM,1,0.5,"
+
+
+def test_latex_escapes_what_it_would_interpret() -> None:
+    text = as_latex(table(rows("sngp", [0.5], variant="mean_field=5%&more#1$")))
+    assert r"SNGP (mean\_field=5\%\&more\#1\$) & 1" in text
+    assert r"NLL $\downarrow$" in text
+
+
+def test_html_escapes_what_it_would_interpret() -> None:
+    text = as_html(table(rows("sngp", [0.5], variant="<script>=1&2")))
+    assert "<script>" not in text
+    assert "SNGP (<script>=1&2)" in Cells(text).texts
+
+
+def test_text_finds_no_markup_in_names() -> None:
+    assert "SNGP (x=[bold])" in as_text(table(rows("sngp", [0.5], variant="x=[bold]")))
+
+
+def test_narrow_text_loses_nothing() -> None:
+    compared = table(rows("deterministic", ERM), rows("density_softmax", OURS, "scale=max"))
+    wide, narrow = as_text(compared), as_text(compared, narrow=True)
+    assert max(map(len, narrow.splitlines()[:8])) < max(map(len, wide.splitlines()[:8]))
+    assert sorted("".join(narrow.split())) == sorted("".join(wide.split()))
+
+
+def test_a_missing_figure_is_a_dash_and_sorts_as_missing() -> None:
+    other = [Row("toy", "sngp", "default", 0, "iid", "ece", 0.1)]
+    mixed = table(rows("deterministic", [0.5]), other)
+    assert "–" in as_text(mixed)
+    assert "--" in as_latex(mixed)
+    assert "<td>–</td>" in as_html(mixed)
+    assert as_csv(mixed).splitlines()[1] == "ERM,1,0.5,,,"
+
+
+def test_a_tiny_mean_is_not_shown_as_zero() -> None:
+    mixed = table(rows("deterministic", [4e-6]), rows("sngp", [0.5]))
+    assert Cells(as_html(mixed)).texts[5] == "4.0e-06"
+
+
+def test_thousands_are_grouped() -> None:
+    found = [Row("toy", "sngp", "default", 0, "cost", "params", 203778.0)]
+    (cost,) = (table for table in build_tables(found) if table.role == "cost")
+    assert "203,778" in as_text(cost)
+    assert "$203{,}778$" in as_latex(cost)
+    assert "203778.0" in as_csv(cost)

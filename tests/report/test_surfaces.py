@@ -1,0 +1,115 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+from PIL import Image
+
+from density_softmax.data.toy import GRID_SIZE, grid
+from density_softmax.report.runs import find_runs
+from density_softmax.report.style import paper_style
+from density_softmax.report.surface_figure import Layout, Panel, surface_figure
+from density_softmax.report.surfaces import MEASURES, entropy, write_surfaces
+
+MakeRun = Callable[..., Path]
+
+
+def panel(label: str, probability: float | None = None) -> Panel:
+    """A smooth surface, or a flat one."""
+    p = 1 / (1 + np.exp(-4 * grid()[:, 1])) if probability is None else np.full(10_000, probability)
+    points = np.zeros((3, 2))
+    return Panel(label, p.reshape(GRID_SIZE, GRID_SIZE), (points, points, points))
+
+
+def draw(*panels: Panel) -> Figure:
+    with paper_style():
+        return surface_figure(panels, MEASURES["entropy"])
+
+
+def test_entropy_is_finite_where_a_class_is_certain() -> None:
+    p = np.array([0.0, 1.0, 1.0 + 1e-7, 0.5])
+    assert entropy(p).tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_measures_are_zero_when_certain_largest_at_a_half_and_symmetric(name: str) -> None:
+    measure, p = MEASURES[name], np.linspace(0, 1, 101)
+    values = measure.of(p)
+    assert values[0] == values[-1] == 0
+    assert values.argmax() == 50
+    assert values.max() == pytest.approx(measure.largest)
+    np.testing.assert_allclose(values, values[::-1], atol=1e-12)
+
+
+@pytest.mark.parametrize("num_panels", [1, 2, 3, 4, 7, 16, 18])
+def test_panels_fill_the_page_without_overlap(num_panels: int) -> None:
+    layout = Layout(tuple(f"Method number {n} (with=variant)" for n in range(num_panels)))
+    assert layout.width in (3.3, 6.9)
+    boxes = [layout.place(n, row) for n in range(num_panels) for row in (0, 1)]
+    frames = [Bbox.from_bounds(*box) for box in boxes]
+    for n, frame in enumerate(frames):
+        assert 0 <= frame.x0
+        assert frame.x1 <= layout.width
+        assert frame.y1 <= layout.height - layout.foot + 1e-9
+        assert not any(frame.overlaps(other) for other in frames[:n])
+
+
+def test_a_page_holds_eighteen_methods() -> None:
+    layout = Layout(tuple(f"method {n}" for n in range(18)))
+    assert layout.num_columns * layout.num_blocks >= 18
+    assert layout.height < 9
+
+
+def test_each_method_has_a_column_and_all_share_two_scales() -> None:
+    figure = draw(panel("one"), panel("two"), panel("three"))
+    assert len(figure.axes) == 2 * 3 + 2
+    assert [axes.get_title() for axes in figure.axes[:6:2]] == ["one", "two", "three"]
+
+
+def test_the_boundary_is_the_line_between_the_classes() -> None:
+    (line,) = draw(panel("slope")).axes[0].collections
+    heights = np.concatenate([path.vertices for path in line.get_paths()])[:, 1]
+    np.testing.assert_allclose(heights, 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("probability", [0.5, 0.0, 1.0])
+def test_a_flat_surface_has_no_boundary(probability: float) -> None:
+    assert not draw(panel("flat", probability)).axes[0].collections
+
+
+def test_a_plain_of_one_half_has_no_rim() -> None:
+    plain = panel("plain")
+    plain.probability[:, : GRID_SIZE // 2] = 0.5
+    (line,) = draw(plain).axes[0].collections
+    xs = np.concatenate([path.vertices for path in line.get_paths()])[:, 0]
+    assert (xs > 0).all()
+
+
+def test_figures_are_written_for_each_shape_and_measure(tmp_path: Path, make: MakeRun) -> None:
+    make()
+    make(variant="data.shape=two_ovals", shape="two_ovals")
+    pictures = write_surfaces(find_runs([tmp_path]).finished, tmp_path)
+    names = [picture.file.name for picture in pictures]
+    assert names == [f"{s}-{m}" for s in ("two_moons", "two_ovals") for m in MEASURES]
+    for picture in pictures:
+        files = sorted(file.suffix for file in tmp_path.glob(f"{picture.file.name}.*"))
+        assert files == [".pdf", ".png", ".svg"]
+        with Image.open(f"{picture.file}.png") as image:
+            assert image.width == round(200 * picture.width)
+        assert len(picture.preview) < 1e6
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path, make: MakeRun) -> None:
+    make()
+    runs = find_runs([tmp_path]).finished
+    for folder in ("a", "b"):
+        write_surfaces(runs, tmp_path / folder)
+    for file in (tmp_path / "a").iterdir():
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
+
+
+def test_runs_without_a_grid_are_not_drawn(tmp_path: Path, make: MakeRun) -> None:
+    (make() / "predictions" / "grid.safetensors").unlink()
+    assert write_surfaces(find_runs([tmp_path]).finished, tmp_path) == []
