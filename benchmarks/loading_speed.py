@@ -86,8 +86,8 @@ def single_images(
 OURS = "whole batches"
 WAYS: dict[str, Callable[[Tensor, Tensor, int], int]] = {
     OURS: whole_batches,
-    "single images, PIL": partial(single_images, with_pil),
-    "single images, tensors": partial(single_images, with_tensors),
+    "single PIL images": partial(single_images, with_pil),
+    "single tensors": partial(single_images, with_tensors),
 }
 
 
@@ -123,10 +123,10 @@ def report(seconds: dict[str, list[float]], args: argparse.Namespace) -> None:
         f"2 workers, median of {args.repeats}:"
     )
     for way, value in medians.items():
-        print(f"  {way:<24} {value:6.2f} s   {value / medians[OURS]:5.1f} x")
+        print(f"  {way:<18} {value:6.2f} s   {value / medians[OURS]:5.1f} x")
     if args.out is not None:
         rows = [
-            Row("cifar10", "loading", way, 0, "cost", "train_seconds:epoch", value)
+            Row("cifar10", "loading", f"unit={way}", 0, "cost", "train_seconds:epoch", value)
             for way, value in medians.items()
         ]
         write_rows(args.out / "rows.csv", rows)

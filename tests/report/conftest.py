@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from density_softmax.data.toy import grid
 from density_softmax.engine.checkpoint import Epoch
 from density_softmax.engine.run_directory import RunDirectory
+from density_softmax.report import write_report
 from density_softmax.types import Prediction, Row
 
 MakeRun = Callable[..., Path]
@@ -50,28 +52,34 @@ def make_run(
     seed: int = 0,
     shape: str = "two_moons",
     finished: bool = True,
+    drawn: bool = True,
 ) -> Path:
-    """A run directory as a real run leaves it; an unfinished one has no rows."""
+    """A run directory as a real run leaves it, with or without what figures are drawn from."""
     run = RunDirectory(root / f"run{len(list(root.glob('run*')))}")
     run.claim(identity(method, variant, seed, shape), resume=False)
-    if finished:
-        prediction = surface(seed)
+    if drawn:
+        prediction, epochs = surface(seed), range(1, 6)
         run.save_prediction("grid", prediction, torch.full((len(prediction.probs),), -1))
-        run.save_epochs(
-            [Epoch("train", n, {"loss": 1 / n, "heldout_nll": 2 / n}) for n in range(1, 6)]
-        )
-        found = figures(method, seed)
-        run.save_rows(
-            [Row("toy", method, variant, seed, *key, value) for key, value in found.items()]
-        )
+        run.save_epochs([Epoch("train", n, {"loss": 1 / n, "heldout_nll": 2 / n}) for n in epochs])
+    if finished:
+        found = figures(method, seed).items()
+        run.save_rows([Row("toy", method, variant, seed, *key, value) for key, value in found])
     return run.path
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> MakeRun:
     """Makes run directories under `tmp_path / "runs"`."""
+    return partial(make_run, tmp_path / "runs")
 
-    def under(**settings: Any) -> Path:
-        return make_run(tmp_path / "runs", **settings)
 
-    return under
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a report on two methods, a variant with an odd name, and an unfinished run."""
+    runs, out = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("out")
+    for seed in range(3):
+        make_run(runs, "deterministic", seed=seed)
+        make_run(runs, "density_softmax", seed=seed)
+    make_run(runs, "density_softmax", variant="name=<b>&amp;", drawn=False)
+    make_run(runs, "sngp", finished=False)
+    return write_report([runs], out)

@@ -1,5 +1,6 @@
 import shlex
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,6 @@ def test_the_command_rebuilds_the_recipe(changes: list[str]) -> None:
         recipe = override(recipe, change)
     words = shlex.split(run(variant=recipe.variant(default)).command)
     rebuilt = default
-    for flag, word in zip(words, words[1:], strict=False):
+    for flag, word in pairwise(words):
         rebuilt = override(rebuilt, word) if flag == "--set" else rebuilt
     assert rebuilt == recipe

@@ -88,11 +88,11 @@ def test_the_same_gap_for_every_seed_is_certain_and_equal_values_are_not() -> No
     assert is_better(fixed, dict.fromkeys(range(3), 101.0), "lower")
     assert not is_better(fixed, dict.fromkeys(range(3), 99.0), "lower")
     assert not is_better(fixed, fixed, "lower")
-    assert not is_better(fixed, {n: 100.0 + 1e-12 for n in range(3)}, "lower")
+    assert not is_better(fixed, dict.fromkeys(range(3), 100.0 + 1e-12), "lower")
 
 
 def test_only_seeds_of_both_are_paired() -> None:
-    a, b = ({n: value for n, value in enumerate(values)} for values in CLEAR)
+    a, b = (dict(enumerate(values)) for values in CLEAR)
     assert is_better(a, b, "lower")
     assert not is_better(a, {n + 2: value for n, value in b.items()}, "lower")
 

@@ -8,10 +8,12 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from density_softmax.data.toy import GRID_SIZE, grid
+from density_softmax.report import surfaces
 from density_softmax.report.runs import find_runs
-from density_softmax.report.style import paper_style
+from density_softmax.report.style import paper_style, save_figure
 from density_softmax.report.surface_figure import Layout, Panel, surface_figure
 from density_softmax.report.surfaces import MEASURES, entropy, write_surfaces
+from density_softmax.storage import StorageError
 
 MakeRun = Callable[..., Path]
 
@@ -50,7 +52,7 @@ def test_panels_fill_the_page_without_overlap(num_panels: int) -> None:
     boxes = [layout.place(n, row) for n in range(num_panels) for row in (0, 1)]
     frames = [Bbox.from_bounds(*box) for box in boxes]
     for n, frame in enumerate(frames):
-        assert 0 <= frame.x0
+        assert frame.x0 >= 0
         assert frame.x1 <= layout.width
         assert frame.y1 <= layout.height - layout.foot + 1e-9
         assert not any(frame.overlaps(other) for other in frames[:n])
@@ -87,27 +89,32 @@ def test_a_plain_of_one_half_has_no_rim() -> None:
     assert (xs > 0).all()
 
 
-def test_figures_are_written_for_each_shape_and_measure(tmp_path: Path, make: MakeRun) -> None:
+def test_each_shape_has_its_figure(
+    tmp_path: Path, make: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make()
     make(variant="data.shape=two_ovals", shape="two_ovals")
+    monkeypatch.setattr(surfaces, "MEASURES", {"entropy": MEASURES["entropy"]})
     pictures = write_surfaces(find_runs([tmp_path]).finished, tmp_path)
-    names = [picture.file.name for picture in pictures]
-    assert names == [f"{s}-{m}" for s in ("two_moons", "two_ovals") for m in MEASURES]
+    assert [picture.file.name for picture in pictures] == ["two_moons-entropy", "two_ovals-entropy"]
     for picture in pictures:
-        files = sorted(file.suffix for file in tmp_path.glob(f"{picture.file.name}.*"))
-        assert files == [".pdf", ".png", ".svg"]
         with Image.open(f"{picture.file}.png") as image:
             assert image.width == round(200 * picture.width)
         assert len(picture.preview) < 1e6
 
 
-def test_the_same_runs_give_the_same_bytes(tmp_path: Path, make: MakeRun) -> None:
-    make()
-    runs = find_runs([tmp_path]).finished
+def test_the_same_figure_gives_the_same_bytes(tmp_path: Path) -> None:
     for folder in ("a", "b"):
-        write_surfaces(runs, tmp_path / folder)
+        with paper_style():
+            save_figure(draw(panel("one")), tmp_path / folder / "figure", "title", "caption")
     for file in (tmp_path / "a").iterdir():
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with paper_style(), pytest.raises(StorageError, match=r"figure\.svg: cannot be written"):
+        save_figure(draw(panel("one")), tmp_path / "taken" / "figure", "title", "caption")
 
 
 def test_runs_without_a_grid_are_not_drawn(tmp_path: Path, make: MakeRun) -> None:

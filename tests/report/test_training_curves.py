@@ -47,5 +47,5 @@ def test_each_stage_has_a_panel(num_stages: int) -> None:
         figure = curve_figure(stages)
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert [title.split()[-1] for title in titles] == [f"stage{n}" for n in range(num_stages)]
-    assert all(0 <= axes.get_position().y0 for axes in figure.axes)
+    assert all(axes.get_position().y0 >= 0 for axes in figure.axes)
     assert all(axes.get_position().x1 <= 1 for axes in figure.axes)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
-
-from torch import Tensor
 
 from density_softmax.config import ConfigError
 from density_softmax.data.base import DataConfig
 from density_softmax.data.catalog import find_images
 from density_softmax.data.files import DataError, data_root
 from density_softmax.data.images import ImagePreparation, Samples
-from density_softmax.data.sources import hold_out
+from density_softmax.data.splits import named_apart, split_off
 from density_softmax.types import Data, Split, Task
 
-__all__ = ["ImageData", "check_split_names", "split_off"]
+__all__ = ["ImageData"]
+
+Role = Literal["shift", "ood"]
 
 
 @final
@@ -68,20 +68,15 @@ class ImageData(DataConfig, kind="images"):
         kept, heldout = split_off(len(train), self.heldout, seed, self.train)
         learned = train.take(kept)
         prepare = self._preparation(learned)
-        splits = [
-            Split("iid", "iid", test.source(prepare, self.workers)),
-            *(
-                split
-                for text in self.shifts
-                for split in self._splits(text, "shift", task, prepare)
-            ),
-            *(split for text in self.ood for split in self._splits(text, "ood", task, prepare)),
-        ]
         return Data(
             task=task,
             train=learned.source(prepare, self.workers),
             heldout=train.take(heldout).source(prepare, self.workers),
-            splits=check_split_names(splits),
+            splits=named_apart(
+                Split("iid", "iid", test.source(prepare, self.workers)),
+                *self._splits(self.shifts, "shift", task, prepare),
+                *self._splits(self.ood, "ood", task, prepare),
+            ),
         )
 
     def _in_domain(self) -> tuple[Samples, Samples]:
@@ -106,15 +101,16 @@ class ImageData(DataConfig, kind="images"):
         return train, _checked(test, "shift", self.train, Task(train.class_names, train.shape))
 
     def _splits(
-        self, text: str, role: Literal["shift", "ood"], task: Task, prepare: ImagePreparation
+        self, texts: Sequence[str], role: Role, task: Task, prepare: ImagePreparation
     ) -> Iterator[Split]:
-        """The sets that one entry of the config means."""
-        selection = find_images(text, data_root(self.root))
-        for part in selection.parts:
-            name = selection.split_name(part)
-            samples = selection.images.read(part).sized(self.image_size, task.input_shape[0])
-            samples = _checked(samples, role, name, task)
-            yield Split(name, role, samples.source(prepare, self.workers))
+        """Every part of the sets that the entries of the config mean."""
+        for text in texts:
+            selection = find_images(text, data_root(self.root))
+            for part in selection.parts:
+                name = selection.split_name(part)
+                samples = selection.images.read(part).sized(self.image_size, task.input_shape[0])
+                samples = _checked(samples, role, name, task)
+                yield Split(name, role, samples.source(prepare, self.workers))
 
     def _preparation(self, learned: Samples) -> ImagePreparation:
         mean, std = self.mean, self.std
@@ -133,24 +129,7 @@ class ImageData(DataConfig, kind="images"):
         )
 
 
-def split_off(num_samples: int, fraction: float, seed: int, name: str) -> tuple[Tensor, Tensor]:
-    """`hold_out`, with an error that names the set."""
-    try:
-        return hold_out(num_samples, fraction, seed)
-    except ValueError as error:
-        raise DataError(f"{name}: {error}") from None
-
-
-def check_split_names(splits: list[Split]) -> tuple[Split, ...]:
-    """`splits`, if no two have the same name."""
-    names = [split.name for split in splits]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"two sets are called '{name}': list each once, or rename a file")
-    return tuple(splits)
-
-
-def _checked(samples: Samples, role: Literal["shift", "ood"], name: str, task: Task) -> Samples:
+def _checked(samples: Samples, role: Role, name: str, task: Task) -> Samples:
     """`samples` with labels of the task, or none; they must have the shape that it has."""
     if samples.shape != task.input_shape:
         raise DataError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
@@ -22,9 +22,9 @@ from torch import Tensor
 
 from density_softmax.data.base import DataConfig
 from density_softmax.data.files import DataError, load_npz, require
-from density_softmax.data.image_data import check_split_names, split_off
 from density_softmax.data.own import array_parts, class_order
 from density_softmax.data.sources import ArraySource, Preparation
+from density_softmax.data.splits import named_apart, split_off
 from density_softmax.types import Data, Split, Task
 
 __all__ = ["Columns", "Rows", "Standardization", "Table", "read_table"]
@@ -121,16 +121,14 @@ class Table(DataConfig, kind="table"):
             raise DataError(f"{self.train}: classes {task.class_names}; training needs two")
         kept, heldout = split_off(len(train.x), self.heldout, seed, self.train)
         prepare = _standardization(train.x[kept])
-        files = [(file, "shift") for file in self.shifts] + [(file, "ood") for file in self.ood]
         return Data(
             task=task,
             train=train.take(kept).source(task, prepare),
             heldout=train.take(heldout).source(task, prepare),
-            splits=check_split_names(
-                [
-                    Split("iid", "iid", test.source(task, prepare)),
-                    *(_split(file, role, train.columns, task, prepare) for file, role in files),
-                ]
+            splits=named_apart(
+                Split("iid", "iid", test.source(task, prepare)),
+                *_splits(self.shifts, "shift", train.columns, task, prepare),
+                *_splits(self.ood, "ood", train.columns, task, prepare),
             ),
         )
 
@@ -158,7 +156,7 @@ def read_table(
         label: the label column of a training file; None takes the last.
         like: the columns of the training file, for a file to evaluate on.
     """
-    require(path, "check the path")
+    path = require(path.expanduser(), "check the path")
     if path.suffix not in (".csv", ".npz"):
         raise DataError(f"{path}: a table is a .csv or an .npz file")
     parts = _read_npz(path) if path.suffix == ".npz" else _read_csv(path, label, like)
@@ -171,10 +169,16 @@ def read_table(
     return parts
 
 
-def _split(file: str, role: str, columns: Columns, task: Task, prepare: Standardization) -> Split:
-    rows = _to_evaluate(file, columns)
-    kind: Literal["shift", "ood"] = "shift" if role == "shift" else "ood"
-    return Split(Path(file).stem, kind, rows.source(task, prepare, labelled=kind == "shift"))
+def _splits(
+    files: Sequence[str],
+    role: Literal["shift", "ood"],
+    columns: Columns,
+    task: Task,
+    prepare: Standardization,
+) -> Iterator[Split]:
+    for file in files:
+        source = _to_evaluate(file, columns).source(task, prepare, labelled=role == "shift")
+        yield Split(Path(file).stem, role, source)
 
 
 def _to_evaluate(file: str, columns: Columns) -> Rows:

@@ -8,8 +8,9 @@ from typing import cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-__all__ = ["AffineCoupling", "RealNVP"]
+__all__ = ["AffineCoupling", "RadialFlow", "RadialLayer", "RealNVP"]
 
 
 @final
@@ -103,3 +104,70 @@ class RealNVP(nn.Module):
     def _split_image(self, t: Tensor) -> tuple[Tensor, Tensor]:
         first, second = t.split(self.halves, dim=-1)
         return (second, first) if len(self.couplings) % 2 == 1 else (first, second)
+
+
+@final
+class RadialLayer(nn.Module):
+    """z ↦ z + β (z − c) / (α + r) with r = ‖z − c‖ (Rezende & Mohamed 2015, Eq. 14).
+
+    It is invertible for α > 0 and β > −α, so γ = α + β > 0 is learned in place of β. With
+    q = α / (α + r) and g = γ / (α + r) lengths grow by 1 − q + g across the radius and by
+    1 − q² + q g along it, sums of positive terms: |det| = (1 − q + g)^(d−1) (1 − q² + q g).
+    α and γ are in units of √d, the distance of typical points, and begin as the identity, β = 0.
+    """
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.center = nn.Parameter(torch.randn(num_features))
+        self.raw_alpha = nn.Parameter(torch.zeros(()))
+        self.raw_gamma = nn.Parameter(torch.zeros(()))
+
+    def reach(self) -> tuple[Tensor, Tensor]:
+        """α and γ."""
+        unit = len(self.center) ** 0.5
+        return unit * F.softplus(self.raw_alpha), unit * F.softplus(self.raw_gamma)
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The moved points and the log-determinant."""
+        alpha, gamma = self.reach()
+        arm = z - self.center
+        r = torch.linalg.vector_norm(arm, dim=-1)
+        q, g = alpha / (alpha + r), gamma / (alpha + r)
+        across, along = (1 - q) + g, (1 - q) * (1 + q) + q * g
+        log_det = (z.shape[-1] - 1) * across.log() + along.log()
+        return self.center + across[:, None] * arm, log_det
+
+    def inverse(self, t: Tensor) -> Tensor:
+        """The z that `forward` moves to t: r (r + γ) = ‖t − c‖ (r + α), solved for r."""
+        alpha, gamma = self.reach()
+        arm = t - self.center
+        image = torch.linalg.vector_norm(arm, dim=-1)
+        half = (image - gamma) / 2
+        r = half + (half.square() + alpha * image).sqrt()
+        return self.center + ((alpha + r) / (gamma + r))[:, None] * arm
+
+
+@final
+class RadialFlow(nn.Module):
+    """Radial layers one after another, each around a centre of its own.
+
+    Together they move no point by more than Σ|β|: far away the flow is nearly the identity.
+    """
+
+    def __init__(self, num_features: int, num_layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(RadialLayer(num_features) for _ in range(num_layers))
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """t = s_α(z) and log|det ∂t/∂z|."""
+        log_det = z.new_zeros(z.shape[0])
+        for layer in self.layers:
+            z, step = layer(z)
+            log_det = log_det + step
+        return z, log_det
+
+    def inverse(self, t: Tensor) -> Tensor:
+        """The z with s_α(z) = t."""
+        for layer in reversed(self.layers):
+            t = cast(RadialLayer, layer).inverse(t)
+        return t

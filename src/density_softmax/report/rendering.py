@@ -101,7 +101,7 @@ def as_html(table: Table) -> str:
     lines = "\n".join(_html_line(line, table) for line in table.lines)
     return (
         '<div class="scroll">\n<table class="sortable">\n'
-        f"<caption><b>{_title(table)}</b> {html.escape(table.remark)}</caption>\n"
+        f"<caption><div><b>{_title(table)}</b> {html.escape(table.remark)}</div></caption>\n"
         f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table>\n</div>"
     )
 

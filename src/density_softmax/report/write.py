@@ -51,7 +51,8 @@ def run_summary(rows: Sequence[Row]) -> RichTable:
     shown = [row for row in rows if "/" not in row.split]
     for row, following in zip(shown, [*shown[1:], None], strict=True):
         last = following is None or following.split != row.split
-        table.add_row(row.split, row.metric, f"{row.value:,.4g}", end_section=last)
+        form = ",.0f" if row.value.is_integer() else ",.4g"
+        table.add_row(row.split, row.metric, f"{row.value:{form}}", end_section=last)
     return table
 
 
