@@ -13,13 +13,13 @@ SHORT = [
     "method.representation.batch_size=16",
     "engine.accelerator=cpu",
 ]
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 def train(out, *changes, launcher=()):
     options = [option for change in (*SHORT, *changes) for option in ("--set", change)]
     command = [sys.executable, *launcher, "-m", "density_softmax", "train", "toy", *options]
-    subprocess.run([*command, "--out", str(out)], check=True, capture_output=True, timeout=240)
+    subprocess.run([*command, "--out", str(out)], check=True, capture_output=True, timeout=120)
     return load_file(out / "stages" / "head.done.safetensors"), (out / "rows.csv").read_text()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from density_softmax.benchmark import prepare, run
-from density_softmax.report import write_report
+from density_softmax.report import results_text, write_report
 
 __all__ = ["run_demo"]
 
@@ -30,6 +30,5 @@ def run_demo(out: Path, num_seeds: int, console: Console) -> None:
             runs.append(place)
     page = write_report(runs, out / "report")
     console.rule("results")
-    table = out / "report" / "tables" / "results.txt"
-    console.print(table.read_text(encoding="utf-8"), soft_wrap=True, highlight=False)
+    console.print(results_text(out / "report"), soft_wrap=True, markup=False, highlight=False)
     console.print(f"report page: {page}", soft_wrap=True)

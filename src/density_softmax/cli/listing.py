@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from density_softmax.data import DataConfig
+from density_softmax.data import CATALOG, Toy
 from density_softmax.engine.evaluate import METRICS
 from density_softmax.methods import MethodConfig
 from density_softmax.recipes import RECIPES
@@ -21,13 +21,19 @@ def listing(what: str) -> Table:
     tables: dict[str, Callable[[], Mapping[str, str]]] = {
         "methods": lambda: {kind: _owner(member) for kind, member in MethodConfig.members.items()},
         "recipes": lambda: {name: _first_line(recipe) for name, recipe in RECIPES.items()},
-        "datasets": lambda: {k: _first_line(member) for k, member in DataConfig.members.items()},
+        "datasets": _datasets,
         "metrics": lambda: METRICS,
     }
     table = Table("name", "what it is", title=what)
     for name, line in tables[what]().items():
         table.add_row(name, line)
     return table
+
+
+def _datasets() -> dict[str, str]:
+    sets = {name: f"{entry.images}; {entry.home}" for name, entry in CATALOG.items()}
+    own = "your own: a CSV or .npz file, or an image folder, by its path"
+    return {"two_moons, two_ovals": _first_line(Toy), **sets, "PATH": own}
 
 
 def _owner(config: type) -> str:

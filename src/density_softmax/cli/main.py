@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from density_softmax.cli.data import app as data_app
 from density_softmax.errors import UserError
 
 __all__ = ["app", "main"]
@@ -23,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(data_app, name="data")
 console = Console()
 
 # torch and scikit-learn take seconds to import: each command imports what it needs, --help nothing.
@@ -100,10 +102,10 @@ def report(
     out: Annotated[Path, typer.Option(help="Where tables, figures and page go.")] = Path("report"),
 ) -> None:
     """Turn run directories into tables (text, CSV, LaTeX), figures and one HTML page."""
-    from density_softmax.report import write_report
+    from density_softmax.report import results_text, write_report
 
     page = write_report(runs, out)
-    console.print((out / "tables" / "results.txt").read_text(encoding="utf-8"), soft_wrap=True)
+    console.print(results_text(out), soft_wrap=True, markup=False, highlight=False)
     console.print(f"report page: {page}", soft_wrap=True)
 
 

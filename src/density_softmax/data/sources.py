@@ -61,7 +61,9 @@ class ArraySource(Source):
             draws = prepare.draw(len(self), _generator(seed))
         for indices in batches:
             rows = torch.as_tensor(indices, dtype=torch.long)
-            x, y = self.x[rows].to(device, non_blocking=True), self.y[rows].to(device)
+            # index_select: plain indexing of bytes is twenty times slower.
+            x = self.x.index_select(0, rows).to(device, non_blocking=True)
+            y = self.y[rows].to(device)
             if prepare is not None:
                 x = prepare(x, None if draws is None else draws[rows].to(device))
             yield Batch(x, y)

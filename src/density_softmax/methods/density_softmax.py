@@ -22,7 +22,7 @@ __all__ = ["DensitySoftmax"]
 
 @final
 class DensitySoftmax(Method):
-    """p(y | x) = softmax(s(log p(z)) · g(z)) with z = f(x) (Bui & Liu, ICML 2024, Eq. 7).
+    """Density-Softmax (Bui & Liu, ICML 2024): softmax(s(log p(z)) · g(z)) with z = f(x) (Eq. 7).
 
     f is pulled towards Lipschitz constant 1, p(z) is a light density on its features and s maps
     log densities to factors in (0, 1]. Typical inputs keep the plain softmax; far from the

@@ -19,7 +19,7 @@ __all__ = ["Deterministic"]
 
 @final
 class Deterministic(Method):
-    """p(y | x) = softmax(g(f(x))), trained on cross entropy (Vapnik 1998).
+    """Empirical risk minimisation (Vapnik 1998): softmax(g(f(x))), trained on cross entropy.
 
     It does not tell aleatoric from epistemic uncertainty: the entropy stands for both.
     """

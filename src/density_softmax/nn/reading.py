@@ -54,6 +54,6 @@ def pooled(h: Tensor) -> Tensor:
 def _submodule(encoder: nn.Module, name: str) -> nn.Module:
     modules = dict(encoder.named_modules())
     if name not in modules or name == "":
-        known = [other for other in modules if 0 < len(other) and other.count(".") < 2]
+        known = [other for other in modules if other and other.count(".") < 2]
         raise UserError(f"the encoder has no layer '{name}'; there are: {', '.join(known)}")
     return modules[name]

@@ -2,7 +2,7 @@
 
 from density_softmax.report.rendering import as_csv, as_html, as_latex, as_rich, as_text
 from density_softmax.report.tables import Table, build_tables
-from density_softmax.report.write import run_summary, write_report
+from density_softmax.report.write import results_text, run_summary, write_report
 
 __all__ = [
     "Table",
@@ -12,6 +12,7 @@ __all__ = [
     "as_rich",
     "as_text",
     "build_tables",
+    "results_text",
     "run_summary",
     "write_report",
 ]

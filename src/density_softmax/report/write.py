@@ -19,7 +19,7 @@ from density_softmax.rows import write_rows
 from density_softmax.storage import write_text
 from density_softmax.types import Row
 
-__all__ = ["run_summary", "write_report"]
+__all__ = ["results_text", "run_summary", "write_report"]
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
@@ -42,6 +42,11 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     page = out / "index.html"
     write_text(page, render_page(found, tables, surfaces, curves))
     return page
+
+
+def results_text(out: Path) -> str:
+    """The tables to look at first, of a report that was written to `out`."""
+    return (out / "tables" / "results.txt").read_text(encoding="utf-8")
 
 
 def run_summary(rows: Sequence[Row]) -> RichTable:

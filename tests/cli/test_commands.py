@@ -1,0 +1,173 @@
+"""The command line as a user meets it: what it writes, and one-line errors with exit code 2."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from safetensors.torch import load_file
+
+from density_softmax.cli import main
+from density_softmax.rows import read_rows
+
+SHORT = ("method.representation.epochs=2", "method.density.descent.epochs=2")
+
+
+def call(monkeypatch, *arguments):
+    """Run the command line in this process; returns its exit code."""
+    monkeypatch.setattr(sys, "argv", ["density-softmax", *map(str, arguments)])
+    try:
+        main()
+    except SystemExit as stop:
+        return stop.code or 0
+    return 0
+
+
+def settings(*changes):
+    return [option for change in changes for option in ("--set", change)]
+
+
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory):
+    out = tmp_path_factory.mktemp("command") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        assert call(patch, "train", "toy", *settings(*SHORT), "--out", out) == 0
+    return out
+
+
+def contents(folder):
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_train_writes_a_complete_run_directory(run_directory):
+    expected = {"recipe.json", "environment.json", "progress.json", "epochs.csv", "rows.csv"}
+    assert expected <= {file.name for file in run_directory.iterdir()}
+    splits = {row.split for row in read_rows(run_directory / "rows.csv")}
+    assert splits == {"iid", "cluster", "cost"}
+    assert {file.stem for file in (run_directory / "predictions").iterdir()} == {
+        "iid",
+        "cluster",
+        "grid",
+    }
+
+
+def test_evaluate_repeats_what_training_reported(run_directory, monkeypatch):
+    before = read_rows(run_directory / "rows.csv")
+    assert call(monkeypatch, "evaluate", run_directory) == 0
+    after = {row[:-1]: row.value for row in read_rows(run_directory / "rows.csv")}
+    assert after.keys() == {row[:-1] for row in before}
+    for row in before:
+        if "latency" not in row.metric:
+            assert after[row[:-1]] == row.value
+
+
+def test_report_makes_a_page_from_a_run(run_directory, monkeypatch, tmp_path, capsys):
+    assert call(monkeypatch, "report", run_directory, "--out", tmp_path / "report") == 0
+    assert str(tmp_path / "report" / "index.html") in capsys.readouterr().out
+    assert (tmp_path / "report" / "rows.csv").read_text() == (
+        run_directory / "rows.csv"
+    ).read_text()
+
+
+@pytest.mark.parametrize("what", ["methods", "recipes", "datasets", "metrics"])
+def test_list_names_what_there_is(what, monkeypatch, capsys):
+    assert call(monkeypatch, "list", what) == 0
+    known = {
+        "methods": "density_softmax",
+        "recipes": "toy",
+        "datasets": "cifar10",
+        "metrics": "ece",
+    }
+    assert known[what] in capsys.readouterr().out
+
+
+BAD_INPUT = {
+    "unknown recipe": (["train", "tony"], "unknown recipe 'tony'; there are: toy"),
+    "unknown method": (["train", "toy", "--method", "x"], "no method 'x'; there are:"),
+    "unknown path": (
+        ["train", "toy", "--set", "method.scle=max"],
+        "unknown name 'scle'; did you mean 'scale'?",
+    ),
+    "unknown kind": (["train", "toy", "--set", "method.scale=mx"], "unknown name 'mx'"),
+    "wrong type": (
+        ["train", "toy", "--set", "method.representation.epochs=many"],
+        "method.representation.epochs=many: expected int",
+    ),
+    "impossible value": (["train", "toy", "--set", "method.head.epochs=0"], "choose 1 or more"),
+    "no assignment": (["train", "toy", "--set", "method"], "path=value"),
+    "no run": (["evaluate", "nowhere"], "not a run directory"),
+    "nothing to report": (["report", "nowhere"], "nowhere"),
+    "unknown set": (["data", "fetch", "cifar11"], "unknown data set 'cifar11'; did you mean"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(case, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments, message = BAD_INPUT[case]
+    assert call(monkeypatch, *arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not contents(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seed", "0"], "add --resume"),
+        (["--seed", "1", "--resume"], "another recipe or seed"),
+        (["--method", "deterministic"], "another recipe or seed"),
+    ],
+)
+def test_a_run_directory_is_never_overwritten(
+    arguments, message, run_directory, monkeypatch, capsys
+):
+    before = contents(run_directory)
+    options = settings(*SHORT) if "--method" not in arguments else []
+    assert call(monkeypatch, "train", "toy", *options, "--out", run_directory, *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert contents(run_directory) == before
+
+
+def test_a_folder_of_other_things_is_refused(monkeypatch, tmp_path, capsys):
+    (tmp_path / "letter.txt").write_text("mine")
+    assert call(monkeypatch, "train", "toy", "--out", tmp_path) == 2
+    assert "is not empty and not a run" in capsys.readouterr().err
+    assert (tmp_path / "letter.txt").read_text() == "mine"
+
+
+def test_a_truncated_checkpoint_is_named(monkeypatch, tmp_path, capsys):
+    out = tmp_path / "run"
+    arguments = ["train", "toy", *settings(*SHORT), "--out", out]
+    assert call(monkeypatch, *arguments) == 0
+    file = out / "stages" / "head.done.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    capsys.readouterr()
+    assert call(monkeypatch, *arguments, "--resume") == 2
+    assert str(file) in capsys.readouterr().err
+
+
+def test_a_killed_process_resumes_to_the_weights_of_an_undisturbed_one(tmp_path):
+    command = [sys.executable, "-m", "density_softmax", "train", "toy"]
+    command += settings(
+        "method.representation.epochs=20",
+        "method.density.descent.epochs=20",
+        "engine.checkpoint_seconds=0.0",
+    )
+    quiet = {"stdout": subprocess.DEVNULL, "check": True, "timeout": 120}
+    subprocess.run([*command, "--out", tmp_path / "whole"], **quiet)
+    killed = subprocess.Popen([*command, "--out", tmp_path / "run"], stdout=subprocess.DEVNULL)
+    partial = tmp_path / "run" / "stages" / "representation.partial.safetensors"
+    while not partial.exists():
+        assert killed.poll() is None
+        time.sleep(0.01)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    subprocess.run([*command, "--out", tmp_path / "run", "--resume"], **quiet)
+    ours = load_file(tmp_path / "run" / "stages" / "head.done.safetensors")
+    whole = load_file(tmp_path / "whole" / "stages" / "head.done.safetensors")
+    assert ours.keys() == whole.keys()
+    assert all(ours[name].equal(whole[name]) for name in whole)
