@@ -147,6 +147,8 @@ class Descent:
         schedule: how the rate changes.
         accumulate: how many parts a batch is computed in, to save memory.
         clip_norm: largest norm of the gradient, or null for no clipping.
+        patience: stop once the stage's first monitored value has not improved for so many
+            epochs, and end with the weights of the best epoch; null keeps the last.
     """
 
     epochs: int
@@ -155,9 +157,12 @@ class Descent:
     schedule: Schedule = field(default_factory=Constant)
     accumulate: int = 1
     clip_norm: float | None = None
+    patience: int | None = None
 
     def __post_init__(self) -> None:
         """Reject counts that count nothing."""
         for name in ("epochs", "batch_size", "accumulate"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: choose 1 or more")
+        if self.patience is not None and self.patience < 1:
+            raise ConfigError(f"patience={self.patience}: choose 1 or more epochs, or null")

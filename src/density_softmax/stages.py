@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 from torch import Tensor, nn
 
 from density_softmax.optimization import Descent
 from density_softmax.types import Batch
 
-__all__ = ["Estimate", "Stage", "Train"]
+__all__ = ["Estimate", "Stage", "Train", "Values", "on_columns"]
 
+T = TypeVar("T")
 Values = Mapping[str, Tensor]
 
 
@@ -48,7 +49,8 @@ class Train:
         descent: how long and with which optimizer.
         on: `features` reads the encoder's cached outputs in place of inputs.
         split: which data it learns from.
-        monitor: per-sample values, averaged over the held-out slice after every epoch.
+        monitor: per-sample values, averaged over the held-out slice after every epoch. The
+            first of them, lower = better, decides when a descent with patience stops.
         after_step: estimated after each step from the batch just learned, over all processes.
     """
 
@@ -63,3 +65,15 @@ class Train:
 
 
 Stage = Train | Estimate
+
+
+def on_columns(stage: Stage, columns: slice) -> Stage:
+    """The same stage on features, seeing only some of their columns."""
+
+    def seeing(function: Callable[[Batch], T]) -> Callable[[Batch], T]:
+        return lambda batch: function(Batch(batch.x[:, columns], batch.y))
+
+    if isinstance(stage, Estimate):
+        return replace(stage, statistics=seeing(stage.statistics))
+    monitor = None if stage.monitor is None else seeing(stage.monitor)
+    return replace(stage, loss=seeing(stage.loss), monitor=monitor)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from density_softmax.nn.densities import Density, FlowDensity
+from density_softmax.nn.densities import Density, FlowDensity, RadialDensity
 from density_softmax.stages import Estimate, Train
 from density_softmax.types import Batch
 
@@ -18,21 +18,32 @@ def features(num_samples: int = 400, seed: int = 0) -> Tensor:
     return z * torch.tensor([3.0, 0.2]) + torch.tensor([5.0, -2.0])
 
 
-def batches(z: Tensor, size: int) -> list[Batch]:
-    return [Batch(part, torch.zeros(len(part), dtype=torch.long)) for part in z.split(size)]
+def labels(z: Tensor) -> Tensor:
+    """Two classes that overlap."""
+    return (z[:, 0] + z[:, 0].roll(1) > 2 * z[:, 0].mean()).long()
 
 
-def run(density: Density, z: Tensor, num_steps: int = 150) -> None:
+def batches(z: Tensor, size: int, y: Tensor | None = None) -> list[Batch]:
+    y = labels(z) if y is None else y
+    return list(map(Batch, z.split(size), y.split(size)))
+
+
+def estimate(stage: Estimate, parts: list[Batch]) -> None:
+    """One pass, in any batches."""
+    contributions = [stage.statistics(batch) for batch in parts]
+    stage.finish({name: sum(c[name] for c in contributions) for name in contributions[0]})
+
+
+def run(density: Density, z: Tensor, num_steps: int = 150, y: Tensor | None = None) -> None:
     """The density's own stages, by hand."""
     for stage in density.stages():
         if isinstance(stage, Estimate):
-            contributions = [stage.statistics(batch) for batch in batches(z, 64)]
-            stage.finish({name: sum(c[name] for c in contributions) for name in contributions[0]})
+            estimate(stage, batches(z, 64, y))
         else:
             optimizer = torch.optim.Adam(stage.parameters, lr=1e-2)
             for _ in range(num_steps):
                 optimizer.zero_grad()
-                stage.loss(batches(z, len(z))[0]).backward()
+                stage.loss(batches(z, len(z), y)[0]).backward()
                 optimizer.step()
 
 
@@ -48,30 +59,10 @@ def density(request: pytest.FixtureRequest) -> FlowDensity:
     return fitted(request.param, features())
 
 
-def test_density_integrates_to_one(density: FlowDensity) -> None:
-    center, reach = torch.tensor([5.0, -1.0]), torch.tensor([60.0, 12.0])
-    axes = [torch.linspace(-1, 1, 801) * r + c for r, c in zip(reach, center, strict=True)]
-    grid = torch.cartesian_prod(*axes)
-    cell = math.prod((axis[1] - axis[0]).item() for axis in axes)
-    total = density.log_prob(grid).double().exp().sum().item() * cell
-    assert total == pytest.approx(1, abs=2e-3)
-
-
-def test_fitting_raises_the_likelihood(density: FlowDensity) -> None:
-    unfitted = FlowDensity(2, FlowDensity.Config(standardize=False))
-    fresh = features(seed=1)
-    with torch.no_grad():
-        assert density.log_prob(fresh).mean() > unfitted.log_prob(fresh).mean() + 1
-
-
 def test_fitted_flow_beats_the_best_gaussian_on_data_that_are_not_gaussian() -> None:
     z, fresh = features(), features(seed=1)
     gaussian = MultivariateNormal(z.mean(0), torch.cov(z.T)).log_prob(fresh).mean()
     assert fitted(True, z, num_steps=400).log_prob(fresh).mean() > gaussian
-
-
-def test_log_prob_of_features_a_thousand_times_too_large_is_finite(density: FlowDensity) -> None:
-    assert density.log_prob(1000 * features()).isfinite().all()
 
 
 def test_standardiser_holds_mean_and_deviation_of_the_training_features() -> None:
@@ -129,30 +120,13 @@ def test_loss_is_the_mean_of_the_monitored_nll() -> None:
     torch.testing.assert_close(descent.loss(batch), nll.mean())
 
 
-def test_mixed_precision_does_not_touch_the_log_density(density: FlowDensity) -> None:
-    z = features()
-    with torch.autocast("cpu", torch.bfloat16):
-        mixed = density.log_prob(z)
-    assert mixed.dtype == torch.float32
-    assert torch.equal(mixed, density.log_prob(z))
-
-
-def test_half_precision_features_give_float32(density: FlowDensity) -> None:
-    z = features().bfloat16()
-    log_prob = density.log_prob(z)
-    assert log_prob.dtype == torch.float32
-    assert torch.equal(log_prob, density.log_prob(z.float()))
-
-
-def test_constants_and_weights_travel_in_the_state_dict(density: FlowDensity) -> None:
-    other = FlowDensity(2)
-    other.load_state_dict(density.state_dict())
-    with torch.no_grad():
-        assert torch.equal(other.log_prob(features()), density.log_prob(features()))
-
-
 def test_one_dimension_is_fitted() -> None:
     z = 2 + 3 * torch.randn(500, 1, generator=torch.Generator().manual_seed(0))
     log_prob = fitted(True, z, num_steps=50).log_prob(z)
     normal = torch.distributions.Normal(z.mean(), z.std(correction=0)).log_prob(z[:, 0])
     torch.testing.assert_close(log_prob, normal, atol=0.05, rtol=0)
+
+
+def test_gradients_are_clipped_by_default() -> None:
+    assert FlowDensity.Config().descent.clip_norm is not None
+    assert RadialDensity.Config().descent.clip_norm is not None

@@ -16,6 +16,7 @@ from density_softmax.nn.temperature import fit_temperature
 CONFIGS = {
     "max": MaxScale.Config(),
     "range": RangeScale.Config(),
+    "stretched": QuantileScale.Config(tail="stretched"),
     "exponential": QuantileScale.Config(tail="exponential"),
     "power": QuantileScale.Config(tail="power"),
 }
@@ -166,7 +167,7 @@ def test_paper_s_scales_leave_the_temperature_alone(config: ScaleConfig) -> None
     assert config.build().fit(*sample()) == 1
 
 
-@pytest.mark.parametrize("tail", ["exponential", "power"])
+@pytest.mark.parametrize("tail", ["stretched", "exponential", "power"])
 @pytest.mark.parametrize("quantile", [0.05, 0.2])
 def test_quantile_factor_is_exactly_1_from_the_quantile_up(tail: str, quantile: float) -> None:
     data = sample()
@@ -179,14 +180,18 @@ def test_quantile_factor_is_exactly_1_from_the_quantile_up(tail: str, quantile: 
     assert (factor[data.log_prob < scale.threshold] < 1).all()
 
 
-@pytest.mark.parametrize("tail", ["exponential", "power"])
+@pytest.mark.parametrize("tail", ["stretched", "exponential", "power"])
 def test_quantile_factor_is_the_formula(tail: str) -> None:
     data = sample()
     scale = fitted(QuantileScale.Config(tail=tail), data)
     q, lower, upper = np.quantile(data.log_prob.double().numpy(), [0.05, 0.25, 0.75])
     u = np.maximum(0, (q - data.log_prob.double().numpy()) / (upper - lower))
     c = scale.decay.item()
-    expected = np.exp(-c * u) if tail == "exponential" else (1 + u) ** -c
+    expected = {
+        "stretched": np.exp(-c * (np.sqrt(1 + u) - 1)),
+        "exponential": np.exp(-c * u),
+        "power": (1 + u) ** -c,
+    }[tail]
     assert c > 0
     np.testing.assert_allclose(scale(data.log_prob).numpy(), expected, rtol=1e-4)
 
@@ -206,7 +211,7 @@ def refitted_nll(logits: np.ndarray, y: np.ndarray) -> float:
     return nll(logits / math.exp(minimize_scalar(objective, method="brent").x), y)
 
 
-@pytest.mark.parametrize("tail", ["exponential", "power"])
+@pytest.mark.parametrize("tail", ["stretched", "exponential", "power"])
 @pytest.mark.parametrize("budget", [0.003, 0.006, 0.01])
 def test_decay_is_the_sharpest_within_the_budget(tail: str, budget: float) -> None:
     data = sample()
@@ -234,7 +239,7 @@ def test_free_decay_is_as_sharp_as_the_search_goes() -> None:
     assert fitted(QuantileScale.Config(budget=10.0)).decay == 100
 
 
-@pytest.mark.parametrize("tail", ["exponential", "power"])
+@pytest.mark.parametrize("tail", ["stretched", "exponential", "power"])
 def test_outlier_in_the_data_does_not_cost_the_limit_far_away(tail: str) -> None:
     data = sample()
     log_prob = data.log_prob.index_fill(0, torch.tensor(3), -1e7)

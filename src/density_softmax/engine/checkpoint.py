@@ -83,12 +83,22 @@ class Checkpoints:
             self._file(name, "partial").unlink(missing_ok=True)
 
     def save_epoch(
-        self, name: str, done: int, seconds: float, method: nn.Module, optimizer: Any
+        self,
+        name: str,
+        done: int,
+        seconds: float,
+        method: nn.Module,
+        optimizer: Any,
+        best: Mapping[str, Tensor],
     ) -> None:
-        """Keep the state after `done` epochs of a stage that takes longer."""
+        """Keep the state after `done` epochs of a stage that takes longer.
+
+        `best` is what the stage may have to return to.
+        """
         if not self.writer:
             return
         tensors = {f"method.{key}": value for key, value in method.state_dict().items()}
+        tensors |= {f"best.{key}": value for key, value in best.items()}
         for index, state in optimizer.state_dict()["state"].items():
             for key, value in state.items():
                 if value is not None:
@@ -97,10 +107,12 @@ class Checkpoints:
         metadata = {"done": str(done), "seconds": str(seconds), "epochs": epochs}
         save_tensors(self._file(name, "partial"), tensors, metadata)
 
-    def load_epoch(self, name: str, method: nn.Module, optimizer: Any) -> tuple[int, float]:
-        """Continue a stage: how many of its epochs are done, and the seconds they took."""
+    def load_epoch(
+        self, name: str, method: nn.Module, optimizer: Any
+    ) -> tuple[int, float, dict[str, Tensor]]:
+        """Continue a stage: its epochs done, the seconds they took, and its best weights."""
         if self.directory is None or not self._file(name, "partial").exists():
-            return 0, 0.0
+            return 0, 0.0, {}
         tensors, metadata = load_tensors(self._file(name, "partial"))
         method.load_state_dict(_under("method.", tensors))
         states: dict[int, dict[str, Tensor]] = {}
@@ -110,7 +122,8 @@ class Checkpoints:
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": states, "param_groups": groups})
         self.epochs = [Epoch(**epoch) for epoch in json.loads(metadata["epochs"])]
-        return int(metadata["done"]), float(metadata["seconds"])
+        best = _under("best.", tensors)
+        return int(metadata["done"]), float(metadata["seconds"]), best
 
     def _file(self, name: str, state: str = "done") -> Path:
         assert self.directory is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,9 @@ from density_softmax.stages import Train, Values
 from density_softmax.types import Batch, Source
 
 __all__ = ["Descender", "Setting", "only_trainable"]
+
+# Before the name of a monitored value in the record of epochs.
+HELDOUT = "heldout_"
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,58 @@ class Objective(nn.Module):
         return self.loss(Batch(x, y))
 
 
+class Patience:
+    """Keeps the weights of a stage's best epoch, and knows when to stop waiting for a better one.
+
+    Which epoch is best is read off the record of epochs. Held-out values are sums over all
+    processes, so that every process reads the same there, and so does a run that continues.
+    """
+
+    def __init__(
+        self,
+        stage: Train,
+        method: nn.Module,
+        record: Sequence[Epoch],
+        best: Mapping[str, Tensor],
+    ) -> None:
+        self.stage, self.method, self.best = stage, method, dict(best)
+        self.limit = stage.descent.patience
+        if self.limit is not None and stage.monitor is None:
+            raise UserError(
+                f"stage {stage.name}: patience needs a monitored value and this stage has none; "
+                "set patience=null"
+            )
+        self.waited = self._waited(record)
+
+    def look(self, record: Sequence[Epoch]) -> None:
+        """Keep the weights if the epoch just recorded is the best so far."""
+        self.waited = self._waited(record)
+        if self.limit is not None and self.waited == 0:
+            # Besides trained weights, statistics such as those of batch norm belong to an epoch.
+            self.best = {
+                name: value.detach().clone()
+                for name, value in self.method.state_dict(keep_vars=True).items()
+                if value.requires_grad or not isinstance(value, nn.Parameter)
+            }
+
+    def is_over(self) -> bool:
+        """Whether enough epochs have passed since the best one."""
+        return self.limit is not None and self.waited >= self.limit
+
+    def restore(self) -> None:
+        """Return to the weights of the best epoch."""
+        self.method.load_state_dict(self.best, strict=False)
+
+    def _waited(self, record: Sequence[Epoch]) -> int:
+        """Epochs of this stage since its lowest value; of equal ones the first counts."""
+        epochs = [epoch.values for epoch in record if epoch.stage == self.stage.name]
+        if self.limit is None or not epochs:
+            return 0
+        first = next(name for name in epochs[0] if name.startswith(HELDOUT))
+        values = [v[first] if math.isfinite(v[first]) else math.inf for v in epochs]
+        return len(values) - 1 - values.index(min(values))
+
+
 class Descender:
     """Descends one stage in epochs of steps, each step one batch shared by all processes."""
 
@@ -64,9 +119,10 @@ class Descender:
         self.num_steps = num_batches(samples, self.batch_size)
         optimizer = stage.descent.optimizer.build(stage.parameters)
         self.rates = [group["lr"] for group in optimizer.param_groups]
-        self.done, self.seconds = setting.checkpoints.load_epoch(
+        self.done, self.seconds, best = setting.checkpoints.load_epoch(
             stage.name, setting.method, optimizer
         )
+        self.patience = Patience(stage, setting.method, setting.checkpoints.epochs, best)
         objective = Objective(setting.method, stage.loss)
         self.objective, self.optimizer = setting.fabric.setup(objective, optimizer)
 
@@ -77,6 +133,8 @@ class Descender:
             self.stage.name, epochs * self.num_steps, self.done * self.num_steps
         )
         for epoch in range(self.done, epochs):
+            if self.patience.is_over():
+                break
             began = time.perf_counter()
             loss = self._epoch(epoch, bar)
             self.seconds += time.perf_counter() - began
@@ -85,6 +143,7 @@ class Descender:
             if due and epoch + 1 < epochs:
                 self._save(epoch + 1)
                 saved = time.perf_counter()
+        self.patience.restore()
         return self.seconds
 
     def _epoch_seed(self, epoch: int) -> int:
@@ -166,6 +225,7 @@ class Descender:
             )
         values = {"loss": loss, "lr": self.optimizer.param_groups[0]["lr"], **self._monitor()}
         checkpoints.epochs.append(Epoch(name, epoch + 1, values))
+        self.patience.look(checkpoints.epochs)
         bar.note(f"epoch {epoch + 1} loss {loss:.4f}")
 
     def _monitor(self) -> dict[str, float]:
@@ -182,11 +242,16 @@ class Descender:
         size = self.setting.engine.predict_batch_size
         found = total(self.setting.fabric, self.heldout, sums, size)
         count = found.pop("count")
-        return {f"heldout_{name}": float(value / count) for name, value in found.items()}
+        return {f"{HELDOUT}{name}": float(value / count) for name, value in found.items()}
 
     def _save(self, done: int) -> None:
         self.setting.checkpoints.save_epoch(
-            self.stage.name, done, self.seconds, self.setting.method, self.optimizer
+            self.stage.name,
+            done,
+            self.seconds,
+            self.setting.method,
+            self.optimizer,
+            self.patience.best,
         )
 
 

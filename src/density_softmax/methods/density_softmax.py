@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from density_softmax.errors import UserError
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.densities import DensityConfig, FlowDensity
+from density_softmax.nn.evidence import Evidence
 from density_softmax.nn.head import Head, entropy_of_logits
 from density_softmax.nn.penalty import frobenius_penalty
+from density_softmax.nn.reading import LayerReader
 from density_softmax.nn.scale import QuantileScale, ScaleConfig
 from density_softmax.optimization import Adam, Descent
-from density_softmax.stages import Estimate, Stage, Train, Values
+from density_softmax.stages import Estimate, Stage, Train, Values, on_columns
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["DensitySoftmax"]
@@ -36,15 +40,21 @@ class DensitySoftmax(Method):
         Attributes:
             penalty: λ, the weight of the gradient penalty in Eq. 4; 0 leaves it out.
             density: which p(z; α), and how it is fitted.
+            layers: names of the encoder's layers whose pooled statistics the density reads;
+                none means the last features, as in the paper.
+            energy: add the classifier's own energy log Σ exp g(z) to the log density. Shallow
+                layers see corruptions, the energy sees foreign classes.
             scale: how log densities become factors.
-            representation: training of encoder and head (Eq. 4).
+            representation: training of encoder and head (Eq. 4), or null if they are trained.
             head: training of the head on scaled logits (Eq. 6), or null to leave it out.
         """
 
         penalty: float = 1e-2
         density: DensityConfig = field(default_factory=FlowDensity.Config)
+        layers: tuple[str, ...] = ()
+        energy: bool = False
         scale: ScaleConfig = field(default_factory=QuantileScale.Config)
-        representation: Descent = Descent(epochs=100)
+        representation: Descent | None = Descent(epochs=100)
         head: Descent | None = Descent(epochs=1, optimizer=Adam(lr=1e-4))
 
         def build(
@@ -63,20 +73,18 @@ class DensitySoftmax(Method):
         example: Tensor | None = None,
     ) -> None:
         config = config or DensitySoftmax.Config()
+        reader = LayerReader(encoder, config.layers)
         super().__init__(encoder, num_classes, config, example)
+        self.reader = reader
         self.head = Head(self.num_features, num_classes)
-        self.density = config.density.build(self.num_features)
+        self.columns = self._columns(example)
+        self.density = config.density.build(self.columns.stop - self.columns.start, num_classes)
+        self.evidence = Evidence(2 if config.energy else 1)
         self.scale = config.scale.build()
 
     def stages(self) -> tuple[Stage, ...]:
         """Algorithm 1: representation, density, scale, head."""
-        representation = Train(
-            "representation",
-            loss=self.representation_loss,
-            parameters=[*self.encoder.parameters(), *self.head.parameters()],
-            descent=self.config.representation,
-            monitor=self._monitor_representation,
-        )
+        density = (on_columns(stage, self.columns) for stage in self.density.stages())
         scale = Estimate(
             "scale",
             statistics=self._scale_statistics,
@@ -85,7 +93,19 @@ class DensitySoftmax(Method):
             on="features",
             split=self.scale.fitted_on,
         )
-        return (representation, *self.density.stages(), scale, *self._head_stages())
+        return (*self._representation_stages(), *density, scale, *self._head_stages())
+
+    def _representation_stages(self) -> tuple[Stage, ...]:
+        if self.config.representation is None:
+            return ()
+        representation = Train(
+            "representation",
+            loss=self.representation_loss,
+            parameters=[*self.encoder.parameters(), *self.head.parameters()],
+            descent=self.config.representation,
+            monitor=self._monitor_representation,
+        )
+        return (representation,)
 
     def _head_stages(self) -> tuple[Stage, ...]:
         if self.config.head is None:
@@ -102,34 +122,66 @@ class DensitySoftmax(Method):
 
     def forward(self, x: Tensor) -> Prediction:
         """Eq. 7, the entropy of softmax(g(z)), and −log p(z), all from one pass."""
-        z = self.features(x)
-        logits = self.head(z).float()
-        log_prob = self.density.log_prob(z)
+        logits, log_prob = self.logits_and_log_prob(self.features(x))
         probs = (self.scale(log_prob)[:, None] * logits).softmax(-1)
         return Prediction(probs, entropy_of_logits(logits), -log_prob)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The last features z and, behind them, what the named layers gave."""
+        z = super().features(x)
+        return torch.cat([z, *self.reader.take()], dim=1) if self.config.layers else z
+
+    def logits_and_log_prob(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """g(z) and log p(z), from what `features` returns."""
+        return self.head(self._last(features)).float(), self.evidence(self._experts(features))
 
     def representation_loss(self, batch: Batch) -> Tensor:
         """Eq. 4: cross entropy + λ E(‖∂f/∂x‖ − 1)²."""
         if self.config.penalty == 0:
-            return F.cross_entropy(self.head(self.features(batch.x)), batch.y)
-        z, penalty = frobenius_penalty(self.features, batch.x)
+            return F.cross_entropy(self.head(self.encode(batch.x)), batch.y)
+        z, penalty = frobenius_penalty(self.encode, batch.x)
         return F.cross_entropy(self.head(z), batch.y) + self.config.penalty * penalty
 
     def _monitor_representation(self, batch: Batch) -> Values:
-        logits = self.head(self.features(batch.x))
+        logits = self.head(self.encode(batch.x))
         return {"nll": F.cross_entropy(logits, batch.y, reduction="none")}
 
+    def encode(self, x: Tensor) -> Tensor:
+        """The last features alone."""
+        return self._last(self.features(x))
+
+    def _last(self, features: Tensor) -> Tensor:
+        return features[:, : self.num_features]
+
+    def _columns(self, example: Tensor | None) -> slice:
+        """Where the density reads in what `features` returns."""
+        if not self.config.layers:
+            return slice(0, self.num_features)
+        if example is None:
+            raise UserError("to read layers, build with example=, a batch of inputs")
+        widths = [h.shape[1] for h in self.reader.take()]  # of the pass that measured z
+        return slice(self.num_features, self.num_features + sum(widths))
+
+    def _experts(self, features: Tensor) -> Tensor:
+        """The log density and, if asked for, the energy log Σ exp g(z) at temperature 1."""
+        log_prob = self.density.log_prob(features[:, self.columns])
+        if not self.config.energy:
+            return log_prob[:, None]
+        energy = self.head.linear(self._last(features)).float().logsumexp(-1)
+        return torch.stack([log_prob, energy], dim=-1)
+
     def _scale_statistics(self, batch: Batch) -> Values:
-        z, y = batch
-        logits = self.head.linear(z).float()
-        return {"log_prob": self.density.log_prob(z), "logits": logits, "y": y}
+        logits = self.head.linear(self._last(batch.x)).float()
+        return {"experts": self._experts(batch.x), "logits": logits, "y": batch.y}
 
     def _fit_scale(self, total: Values) -> None:
-        temperature = self.scale.fit(total["log_prob"], total["logits"], total["y"])
+        self.evidence.fit(total["experts"])
+        log_prob = self.evidence(total["experts"])
+        temperature = self.scale.fit(log_prob, total["logits"], total["y"])
         self.head.temperature.fill_(temperature)
 
     def _scaled_nll(self, batch: Batch) -> Tensor:
         """Eq. 6, per sample."""
-        z, y = batch
-        factor = self.scale(self.density.log_prob(z))
-        return F.cross_entropy(factor[:, None] * self.head(z), y, reduction="none")
+        logits, log_prob = self.logits_and_log_prob(batch.x)
+        scaled = self.scale(log_prob)[:, None] * logits
+        return F.cross_entropy(scaled, batch.y, reduction="none")

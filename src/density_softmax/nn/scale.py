@@ -164,15 +164,18 @@ class RangeScale(Scale):
 
 @final
 class QuantileScale(Scale):
-    """exp(−c·u) or (1 + u)^(−c) of the surprise u = max(0, (q − log p) / IQR).
+    """A decay in the surprise u = max(0, (q − log p) / IQR), of one of three shapes.
+
+    stretched exp(−c·(√(1+u) − 1)), exponential exp(−c·u), power (1 + u)^(−c).
 
     q and IQR are a low quantile and the interquartile range of held-out log densities: typical
     data keep the factor 1 exactly. The decay c is the sharpest whose held-out NLL, with the
     temperature refitted, stays within `budget` of temperature scaling: in-domain likelihood
     alone says little about how fast to lose confidence elsewhere, but it says what is affordable.
 
-    The exponential tail outruns any growth of the logits. The power tail does so only if c > ½,
-    where log p falls quadratically and the logits grow linearly.
+    The first two outrun any polynomial growth of the logits far away. The power tail does so only
+    if c > ½, where log p falls quadratically and the logits grow linearly. For the same budget a
+    slower tail spends more of it on mild surprises, which is where corrupted images are.
     """
 
     fitted_on = "heldout"
@@ -185,8 +188,8 @@ class QuantileScale(Scale):
         """Attributes: the quantile q, the NLL budget in nats, and the shape of the tail."""
 
         quantile: float = 0.05
-        budget: float = 0.01
-        tail: Literal["exponential", "power"] = "exponential"
+        budget: float = 0.005
+        tail: Literal["stretched", "exponential", "power"] = "stretched"
 
         def __post_init__(self) -> None:
             """Reject what is no quantile and what is no budget."""
@@ -214,7 +217,7 @@ class QuantileScale(Scale):
         return surprise.clamp(0, torch.finfo(torch.float32).max)
 
     def log_factor(self, log_prob: Tensor) -> Tensor:
-        """−c·u or −c·log(1 + u)."""
+        """−c times the surprise, stretched by the shape of the tail."""
         return -self.decay * self._stretch(self.surprise(log_prob))
 
     def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
@@ -234,7 +237,9 @@ class QuantileScale(Scale):
         return fit_temperature(scaled(decay), y)
 
     def _stretch(self, surprise: Tensor) -> Tensor:
-        return surprise if self.tail == "exponential" else surprise.log1p()
+        if self.tail == "exponential":
+            return surprise
+        return surprise.log1p() if self.tail == "power" else (1 + surprise).sqrt() - 1
 
 
 def sharpest_decay(scaled: Callable[[float], Tensor], y: Tensor, budget: float) -> float:

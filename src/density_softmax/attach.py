@@ -1,0 +1,75 @@
+"""Uncertainty for a classifier that is already trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from density_softmax.data.sources import as_source
+from density_softmax.engine import EngineConfig, fit
+from density_softmax.methods import DensitySoftmax
+from density_softmax.nn.headless import Headless
+from density_softmax.types import Source
+
+__all__ = ["attach"]
+
+
+def attach(
+    model: nn.Module,
+    *,
+    head: str,
+    train: Any,
+    calibration: Any,
+    layers: Sequence[str] = (),
+    config: DensitySoftmax.Config | None = None,
+    seed: int = 0,
+    engine: EngineConfig | None = None,
+    progress: bool = True,
+) -> DensitySoftmax:
+    """Density-Softmax around a trained model, without back-propagation through it.
+
+    One pass over the training data gives all features; the density is fitted to them, and the
+    scale and the temperature to the calibration data. The model's own weights stay as they are
+    unless `config.head` asks for the head stage. Accuracy stays what it was in any case where
+    that stage is left out.
+
+    Args:
+        model: any classifier with a linear head.
+        head: the name of its last linear layer, e.g. "fc".
+        train: what it was trained on: a DataLoader, a Dataset or a pair (inputs, labels).
+        calibration: in-domain data that it was not trained on, in the same form.
+        layers: names of shallow layers for the density to read, e.g. ["layer1", "layer2"]. They
+            see corruptions that the last features hide; the classifier's energy is then added,
+            which sees foreign classes. Without any, the density reads the last features.
+        config: everything else: density, scale, head stage. `layers` is taken from here if given.
+        seed: decides every random draw.
+        engine: devices, processes and precision.
+        progress: draw progress bars.
+    """
+    encoder = Headless(model, head)
+    sources = as_source(train), as_source(calibration)
+    config = config or default_config(tuple(layers))
+    method = DensitySoftmax(encoder, encoder.head.out_features, config, first_batch(sources[0], model))
+    method.head.linear = encoder.head
+    fit(method, *sources, seed=seed, engine=engine, progress=progress)
+    return method
+
+
+def default_config(layers: tuple[str, ...]) -> DensitySoftmax.Config:
+    """What `attach` does if nothing else is said: a Gaussian, closed form, no gradient at all."""
+    return DensitySoftmax.Config(
+        representation=None,
+        density=GaussianDensity.Config(),
+        layers=layers,
+        energy=bool(layers),
+        head=None,
+    )
+
+
+def first_batch(source: Source, model: nn.Module) -> Tensor:
+    """One sample, on the model's device, to measure widths with."""
+    parameter = next(model.parameters(), torch.zeros(()))
+    return next(source.read([[0]], parameter.device)).x

@@ -1,0 +1,262 @@
+"""Gaussians and class mixtures against independent implementations."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
+from sklearn.covariance import empirical_covariance
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.mixture import GaussianMixture
+from test_densities import batches, estimate, run
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+
+from density_softmax.errors import UserError
+from density_softmax.nn.densities import (
+    GaussianDensity,
+    GaussianMixtureDensity,
+    TiedMixtureDensity,
+)
+from density_softmax.nn.densities.gaussian import ClosedFormDensity, whitening
+
+EPS = torch.finfo(torch.float32).eps
+
+
+def clouds(num_samples: int = 300, num_features: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Three classes of different size, place and shape."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(6, (num_samples,), generator=generator).clamp_max(3) % 3
+    shapes = torch.randn(3, num_features, num_features, generator=generator)
+    z = torch.randn(num_samples, num_features, generator=generator)
+    z = torch.einsum("nd,nde->ne", z, shapes[y]) + 2 * y[:, None]
+    return z * torch.logspace(-1, 1, num_features) + 3, y
+
+
+Z, Y = clouds()
+
+
+def fit(density: ClosedFormDensity, z: Tensor = Z, y: Tensor = Y) -> ClosedFormDensity:
+    run(density, z, y=y)
+    return density
+
+
+def covariance_of(whitener: Tensor, scale: Tensor) -> np.ndarray:
+    """Of the features, from what whitens their standardised form."""
+    inverse = scale[:, None] * torch.linalg.inv(whitener.double())
+    return (inverse @ inverse.T).numpy()
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+def test_gaussian_is_torchs_with_maximum_likelihood_moments(standardize: bool) -> None:
+    density = fit(GaussianDensity(4, GaussianDensity.Config(standardize)))
+    normal = MultivariateNormal(Z.mean(0), torch.cov(Z.T, correction=0))
+    torch.testing.assert_close(density.log_prob(Z), normal.log_prob(Z), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+def test_mixture_is_that_of_scipy_with_shares_for_weights(standardize: bool) -> None:
+    density = fit(GaussianMixtureDensity(4, 3, standardize))
+    z, y = Z.double().numpy(), Y.numpy()
+    joint = [
+        np.log(np.mean(y == c))
+        + multivariate_normal(z[y == c].mean(0), np.cov(z[y == c].T, ddof=0)).logpdf(z)
+        for c in range(3)
+    ]
+    np.testing.assert_allclose(density.log_prob(Z), logsumexp(joint, 0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["full", "tied"])
+def test_mixture_scores_samples_as_sklearns_does(kind: str) -> None:
+    member = {"full": GaussianMixtureDensity, "tied": TiedMixtureDensity}[kind]
+    density = fit(member(4, 3))
+    z, y = Z.double().numpy(), Y.numpy()
+    reference = GaussianMixture(3, covariance_type=kind)
+    reference.weights_ = np.bincount(y) / len(y)
+    reference.means_ = np.stack([z[y == c].mean(0) for c in range(3)])
+    covariances = np.stack([np.cov(z[y == c].T, ddof=0) for c in range(3)])
+    if kind == "tied":
+        covariances = np.einsum("c,cde->de", reference.weights_, covariances)
+    factors = np.linalg.cholesky(covariances)
+    reference.precisions_cholesky_ = np.swapaxes(np.linalg.inv(factors), -1, -2)
+    test = clouds(seed=1)[0]
+    expected = reference.score_samples(test.double().numpy())
+    np.testing.assert_allclose(density.log_prob(test), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_class_covariances_are_the_maximum_likelihood_ones() -> None:
+    density = fit(GaussianMixtureDensity(4, 3))
+    for c in range(3):
+        covariance = covariance_of(density.whitening[c], density.scale)
+        expected = empirical_covariance(Z[c == Y].numpy())
+        np.testing.assert_allclose(covariance, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_tied_covariance_is_that_of_lda() -> None:
+    density = fit(TiedMixtureDensity(4, 3))
+    reference = LinearDiscriminantAnalysis(solver="lsqr", store_covariance=True)
+    reference.fit(Z.numpy(), Y.numpy())
+    covariance = covariance_of(density.whitening, density.scale)
+    np.testing.assert_allclose(covariance, reference.covariance_, rtol=1e-3, atol=1e-4)
+
+
+def test_tied_mixture_of_one_class_is_the_gaussian() -> None:
+    z, y = Z, torch.zeros_like(Y)
+    gaussian, mixture = fit(GaussianDensity(4)), fit(TiedMixtureDensity(4, 1), z, y)
+    torch.testing.assert_close(mixture.log_prob(z), gaussian.log_prob(z))
+
+
+def test_classes_of_one_shape_make_tied_and_free_mixtures_agree() -> None:
+    z = torch.cat([Z, Z + 7])
+    y = torch.arange(2).repeat_interleave(len(Z))
+    free, tied = fit(GaussianMixtureDensity(4, 2), z, y), fit(TiedMixtureDensity(4, 2), z, y)
+    torch.testing.assert_close(tied.log_prob(z), free.log_prob(z), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("member", [GaussianMixtureDensity, TiedMixtureDensity])
+def test_a_class_without_samples_takes_no_part(member: type) -> None:
+    with_gap = fit(member(4, 5), Z, torch.tensor([0, 2, 4])[Y])
+    torch.testing.assert_close(with_gap.log_prob(Z), fit(member(4, 3)).log_prob(Z))
+
+
+@pytest.mark.parametrize("member", [GaussianMixtureDensity, TiedMixtureDensity])
+def test_a_class_with_one_sample_is_a_spike(member: type) -> None:
+    z = torch.cat([Z, torch.full((1, 4), 50.0)])
+    density = fit(member(4, 4), z, torch.cat([Y, torch.tensor([3])]))
+    log_prob = density.log_prob(z)
+    assert log_prob.isfinite().all()
+    assert log_prob[-1] > density.log_prob(z[-1:] + 5)[0]
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+@pytest.mark.parametrize("num_samples", [2, 5, 9])
+@pytest.mark.parametrize("name", ["gaussian", "full", "tied"])
+def test_fewer_samples_than_dimensions_are_enough(
+    name: str, num_samples: int, standardize: bool
+) -> None:
+    z, y = clouds(num_samples, 12)
+    density = {
+        "gaussian": GaussianDensity(12, GaussianDensity.Config(standardize)),
+        "full": GaussianMixtureDensity(12, 3, standardize),
+        "tied": TiedMixtureDensity(12, 3, standardize),
+    }[name]
+    fit(density, z, y)
+    fresh = clouds(50, 12, seed=1)[0]
+    assert density.log_prob(torch.cat([z, 1000 * z, fresh])).isfinite().all()
+    assert density.log_prob(z).min() > density.log_prob(fresh).max()
+
+
+def test_a_label_out_of_range_is_named() -> None:
+    (_, stage) = GaussianMixtureDensity(4, 2).stages()
+    with pytest.raises(UserError, match="label 2: the density knows classes 0 to 1"):
+        estimate(stage, batches(Z, 64, Y))
+
+
+def test_covariances_that_do_not_fit_in_memory_are_refused_with_a_remedy() -> None:
+    with pytest.raises(UserError, match=r"1000 covariances of 2048 features take 17 GB.*tied"):
+        GaussianMixtureDensity.Config().build(2048, 1000)
+
+
+def spectrum(*eigenvalues: float) -> Tensor:
+    """A matrix with these eigenvalues in directions of no coordinate."""
+    generator = torch.Generator().manual_seed(3)
+    square = torch.randn(len(eigenvalues), len(eigenvalues), generator=generator).double()
+    Q = torch.linalg.qr(square).Q
+    return Q @ torch.diag(torch.tensor(eigenvalues).double()) @ Q.T
+
+
+@pytest.mark.parametrize("smallest", [1.0, 1e-3, 1e-6])
+def test_a_positive_definite_covariance_gets_no_jitter(smallest: float) -> None:
+    covariance = spectrum(2.0, 1.0, smallest)
+    W, jitter = whitening(covariance, torch.ones(3).double())
+    assert jitter == 0
+    torch.testing.assert_close(W @ covariance @ W.T, torch.eye(3).double())
+
+
+def test_jitter_does_not_depend_on_the_scale_of_features() -> None:
+    unit = torch.tensor([1e-6, 1.0, 1e6]).double()
+    covariance = torch.outer(unit, unit) * torch.tensor([[1, 0.5, 0], [0.5, 1, 0], [0, 0, 1]])
+    W, jitter = whitening(covariance, unit.square())
+    assert jitter == 0
+    torch.testing.assert_close(W @ covariance @ W.T, torch.eye(3).double())
+
+
+@pytest.mark.parametrize("smallest", [0.0, 1e-9, -1e-12, -3e-7, -2e-5])
+def test_jitter_is_the_smallest_that_works(smallest: float) -> None:
+    covariance = spectrum(2.0, 1.0, smallest)
+    W, jitter = whitening(covariance, torch.ones(3).double())
+    assert smallest + jitter > EPS / 2
+    smaller = jitter / 2 if jitter > EPS else 0.0
+    assert smallest + smaller <= EPS / 2
+    regular = covariance + jitter * torch.eye(3).double()
+    torch.testing.assert_close(W @ regular @ W.T, torch.eye(3).double())
+
+
+def test_constant_features_and_doubled_ones_get_the_first_jitter() -> None:
+    z = torch.cat([Z, Z[:, :1], torch.full((len(Z), 1), 4.2)], 1).double()
+    covariance = torch.cov(z.T, correction=0)
+    variance = covariance.diagonal() * torch.tensor([1, 1, 1, 1, 1, 0])
+    assert whitening(covariance, variance)[1] == pytest.approx(EPS)
+
+
+# Eighths: sums of their products are exact in float64, in whatever order.
+eighths = st.lists(st.lists(st.integers(-99, 99), min_size=3, max_size=3), min_size=3, max_size=40)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "full", "tied"])
+@settings(max_examples=30)
+@given(rows=eighths, cuts=st.lists(st.integers(0, 40), max_size=6))
+def test_the_fit_does_not_depend_on_how_samples_are_split_into_batches(
+    name: str, rows: list[list[int]], cuts: list[int]
+) -> None:
+    z = torch.tensor([[0.0, 0.0, 0.0], *rows, [1.0, 2.0, 3.0]]) / 8
+    y = torch.arange(len(z)) % 3 % 2
+    edges = [0, *sorted(min(cut, len(z)) for cut in cuts), len(z)]
+    parts = [(a, b) for a, b in pairwise(edges) if a < b]
+    found = []
+    for pieces in ([(0, len(z))], parts):
+        density = {
+            "gaussian": GaussianDensity(3, GaussianDensity.Config(standardize=False)),
+            "full": GaussianMixtureDensity(3, 2, standardize=False),
+            "tied": TiedMixtureDensity(3, 2, standardize=False),
+        }[name]
+        (stage,) = density.stages()
+        estimate(stage, [batches(z[a:b], 99, y[a:b])[0] for a, b in pieces])
+        found.append(density.state_dict())
+    assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
+
+
+@pytest.mark.parametrize("member", [GaussianMixtureDensity, TiedMixtureDensity])
+def test_standardised_fits_of_different_batches_agree_to_rounding(member: type) -> None:
+    found = []
+    for size in (300, 64, 7, 1):
+        density = member(4, 3)
+        for stage in density.stages():
+            estimate(stage, batches(Z, size, Y))
+        found.append(density.log_prob(Z))
+    for log_prob in found[1:]:
+        torch.testing.assert_close(log_prob, found[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [1e2, 1e4, 1e6])
+def test_raw_features_far_from_zero_keep_their_covariance(offset: float) -> None:
+    z = 4 * Z[:, 2:] + torch.tensor([offset, -offset])
+    density = fit(GaussianDensity(2, GaussianDensity.Config(standardize=False)), z)
+    expected = np.cov(z.double().numpy().T, ddof=0)
+    covariance = covariance_of(density.whitening, density.scale)
+    np.testing.assert_allclose(covariance, expected, rtol=1e-3)
+
+
+def test_neural_collapse_keeps_the_tied_density_exact() -> None:
+    """Classes thousands of deviations apart: squares of distances would cancel in float32."""
+    z = 4e-3 * torch.randn(300, 4, generator=torch.Generator().manual_seed(0)) + 10 * Y[:, None]
+    density = fit(TiedMixtureDensity(4, 3), z)
+    x = z.double()
+    means = torch.stack([x[c == Y].mean(0) for c in range(3)])
+    covariance = torch.cov((x - means[Y]).T, correction=0)
+    own = MultivariateNormal(means[Y], covariance).log_prob(x) + (Y.bincount() / 300).log()[Y]
+    torch.testing.assert_close(density.log_prob(z).double(), own, rtol=0, atol=0.02)
