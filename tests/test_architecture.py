@@ -22,7 +22,7 @@ LAYERS = (
     ("methods",),
     ("engine",),
     ("recipes", "report"),
-    ("benchmark",),
+    ("benchmark", "attach", "estimator"),
     ("cli", "__main__"),
 )
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}

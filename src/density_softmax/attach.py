@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from density_softmax.data.sources import as_source
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.methods import DensitySoftmax
+from density_softmax.nn.densities import GaussianDensity
 from density_softmax.nn.headless import Headless
 from density_softmax.types import Source
 
@@ -33,8 +34,7 @@ def attach(
 
     One pass over the training data gives all features; the density is fitted to them, and the
     scale and the temperature to the calibration data. The model's own weights stay as they are
-    unless `config.head` asks for the head stage. Accuracy stays what it was in any case where
-    that stage is left out.
+    unless `config.head` asks for the head stage; without it the predicted classes stay, too.
 
     Args:
         model: any classifier with a linear head.
@@ -44,17 +44,22 @@ def attach(
         layers: names of shallow layers for the density to read, e.g. ["layer1", "layer2"]. They
             see corruptions that the last features hide; the classifier's energy is then added,
             which sees foreign classes. Without any, the density reads the last features.
-        config: everything else: density, scale, head stage. `layers` is taken from here if given.
+        config: everything in detail, `layers` included: density, scale, head stage.
         seed: decides every random draw.
         engine: devices, processes and precision.
         progress: draw progress bars.
     """
-    encoder = Headless(model, head)
     sources = as_source(train), as_source(calibration)
     config = config or default_config(tuple(layers))
-    method = DensitySoftmax(encoder, encoder.head.out_features, config, first_batch(sources[0], model))
-    method.head.linear = encoder.head
+    method = around(Headless(model, head), config, first_input(sources[0], model))
     fit(method, *sources, seed=seed, engine=engine, progress=progress)
+    return method
+
+
+def around(encoder: Headless, config: DensitySoftmax.Config, example: Tensor) -> DensitySoftmax:
+    """An unfitted method that shares its head with the trained model."""
+    method = DensitySoftmax(encoder, encoder.head.out_features, config, example)
+    method.head.linear = encoder.head
     return method
 
 
@@ -69,7 +74,7 @@ def default_config(layers: tuple[str, ...]) -> DensitySoftmax.Config:
     )
 
 
-def first_batch(source: Source, model: nn.Module) -> Tensor:
+def first_input(source: Source, model: nn.Module) -> Tensor:
     """One sample, on the model's device, to measure widths with."""
     parameter = next(model.parameters(), torch.zeros(()))
     return next(source.read([[0]], parameter.device)).x

@@ -149,10 +149,12 @@ def measure(
     progress: bool,
 ) -> Found:
     """Predict every split, keep the predictions, and compute the metrics of each."""
-    found, inside = Found(), None
+    found, inside, size = Found(), None, recipe.engine.predict_batch_size
     with Bars(progress and fabric.is_global_zero) as bars:
+        bar = bars.add("predict", sum(num_batches(len(s.source), size) for s in data.splits))
         for split in data.splits:
-            prediction, labels = predict_split(fabric, recipe, method, split, bars)
+            bar.note(split.name)
+            prediction, labels = predict(fabric, method, split.source, size, tick=bar.advance)
             if fabric.is_global_zero:
                 directory.save_prediction(split.name, prediction, labels)
             inside = prediction if split.role == "iid" else inside
@@ -162,15 +164,6 @@ def measure(
     fabric.to_device(reference)
     found["cost"] = cost_metrics(method, reference.eval(), example)
     return found | mean_over_shifts(found)
-
-
-def predict_split(
-    fabric: Fabric, recipe: Recipe, method: Method, split: Split, bars: Bars
-) -> tuple[Prediction, Tensor]:
-    """The predictions and labels of one split."""
-    size = recipe.engine.predict_batch_size
-    bar = bars.add(split.name, num_batches(len(split.source), size))
-    return predict(fabric, method, split.source, size, tick=bar.advance)
 
 
 def split_metrics(

@@ -15,6 +15,7 @@ from density_softmax.engine import fit, start
 from density_softmax.engine.descent import set_modes
 from density_softmax.errors import UserError
 from density_softmax.methods import Deterministic, Method
+from density_softmax.nn.penalty import FrobeniusPenalty
 from density_softmax.nn.scale import MaxScale
 from density_softmax.optimization import SGD
 from density_softmax.stages import Estimate, Train
@@ -169,12 +170,25 @@ def test_memory_mapped_features_give_the_same_weights(tmp_path):
 
 
 def test_accumulated_gradients_equal_those_of_the_whole_batch():
-    plain = small_method(representation=descent(2), penalty=0.1)
-    parts = small_method(representation=descent(2, accumulate=3), penalty=0.1)
+    penalty = FrobeniusPenalty.Config(weight=0.1, every=2)
+    plain = small_method(representation=descent(2), penalty=penalty)
+    parts = small_method(representation=descent(2, accumulate=3), penalty=penalty)
     for method in (plain, parts):
         method.encoder[2].p = 0.0
         trained(only_stages(method, slice(0, 1)))
     same_weights(plain, parts, exactly=False)
+
+
+def test_a_resumed_run_penalises_the_steps_that_are_due(tmp_path, monkeypatch):
+    penalised = lambda: small_method(penalty=FrobeniusPenalty.Config(weight=1.0, every=2))  # noqa: E731
+    undisturbed = trained(penalised())
+    with monkeypatch.context() as patch:
+        kill_after(patch, torch.optim.Adam, "step", 4)  # in the second epoch of three steps each
+        with pytest.raises(Killed):
+            trained(penalised(), directory=tmp_path)
+    resumed = trained(penalised(), directory=tmp_path, resume=True)
+    same_weights(undisturbed, resumed)
+    assert resumed.penalty.step == 9
 
 
 def test_features_are_computed_in_evaluation_mode():

@@ -15,6 +15,7 @@ from density_softmax.methods import DensitySoftmax, Deterministic
 from density_softmax.metrics import accuracy, confidence, ece
 from density_softmax.nn.densities import Density, DensityConfig, FlowDensity
 from density_softmax.nn.head import entropy_of_logits
+from density_softmax.nn.penalty import FrobeniusPenalty
 from density_softmax.nn.resffn import ResFFN
 from density_softmax.nn.scale import MaxScale, QuantileScale, RangeScale, ScaleConfig
 from density_softmax.optimization import Descent
@@ -255,12 +256,12 @@ def stage_named(method: DensitySoftmax, name: str) -> Any:
     return stage
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.5])
-def test_representation_loss_is_equation_4_written_out(penalty: float) -> None:
-    method = trained_like(DensitySoftmax.Config(penalty=penalty))
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_representation_loss_is_equation_4_written_out(weight: float) -> None:
+    method = trained_like(DensitySoftmax.Config(penalty=FrobeniusPenalty.Config(weight=weight)))
     norms = [jacobian(lambda v: method.encoder(v[None])[0], x).norm() for x in X]
     expected = F.cross_entropy(method.head(method.encoder(X)), Y)
-    expected = expected + penalty * (torch.stack(norms) - 1).square().mean()
+    expected = expected + weight * (torch.stack(norms) - 1).square().mean()
     loss = stage_named(method, "representation").loss(Batch(X, Y))
     torch.testing.assert_close(loss, expected)
     loss.backward()

@@ -11,6 +11,7 @@ from density_softmax.data import ArraySource
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.methods import DensitySoftmax, load
 from density_softmax.nn.densities import DensityConfig, GaussianMixtureDensity
+from density_softmax.nn.penalty import NoPenalty
 from density_softmax.optimization import Adam, Descent
 
 ENGINE = EngineConfig(accelerator="cpu", predict_batch_size=16)
@@ -29,7 +30,10 @@ def points(num_samples: int, seed: int) -> ArraySource:
 def trained(density: DensityConfig, **options: object) -> DensitySoftmax:
     torch.manual_seed(0)
     config = DensitySoftmax.Config(
-        density=density, representation=Descent(2, 32, Adam(lr=1e-2)), penalty=0.0, head=None
+        density=density,
+        representation=Descent(2, 32, Adam(lr=1e-2)),
+        penalty=NoPenalty.Config(),
+        head=None,
     )
     method = DensitySoftmax(encoder(), 3, config)
     fit(method, points(90, 1), points(60, 2), engine=ENGINE, progress=False, **options)

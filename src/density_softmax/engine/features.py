@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from lightning_fabric import Fabric
@@ -22,12 +23,17 @@ class FeatureCache:
     """The encoder's outputs for each split, until the encoder is trained again."""
 
     def __init__(
-        self, fabric: Fabric, method: Method, config: EngineConfig, directory: Path | None
+        self,
+        fabric: Fabric,
+        method: Method,
+        config: EngineConfig,
+        directory: Path | None,
+        known: Mapping[str, ArraySource],
     ) -> None:
         self.fabric, self.method, self.config = fabric, method, config
         # Each process maps files of its own: nothing is assumed about shared disks.
         self.directory = directory and directory / "features" / f"process{fabric.global_rank}"
-        self._sources: dict[str, ArraySource] = {}
+        self._sources = dict(known)
 
     def source(self, split: str, inputs: Source, bars: Bars) -> ArraySource:
         """The features of a split, in memory or in a mapped file."""

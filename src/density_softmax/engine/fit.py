@@ -12,7 +12,7 @@ import torch
 from lightning_fabric import Fabric
 
 from density_softmax.config import to_dict
-from density_softmax.data.sources import as_source
+from density_softmax.data.sources import ArraySource, as_source
 from density_softmax.engine.checkpoint import Checkpoints
 from density_softmax.engine.collect import collect, total
 from density_softmax.engine.descent import Descender, Setting, only_trainable
@@ -39,6 +39,7 @@ def fit(
     engine: EngineConfig | None = None,
     fabric: Fabric | None = None,
     identity: Mapping[str, Any] | None = None,
+    features: Mapping[str, ArraySource] | None = None,
     progress: bool = True,
 ) -> Checkpoints:
     """Train `method` through all of its stages.
@@ -53,6 +54,7 @@ def fit(
         engine: devices, processes and precision.
         fabric: a launched Fabric to use in place of a new one.
         identity: what makes this run itself; another run's directory is refused.
+        features: of `train` and `heldout`, if they have been computed before.
         progress: draw progress bars.
 
     Returns:
@@ -70,17 +72,19 @@ def fit(
     with torch.random.fork_rng(), Bars(progress and fabric.is_global_zero) as bars:
         inspection = Inspection(method.num_classes)
         setting = Setting(fabric, method, seed, engine, checkpoints, bars, inspection)
-        run_stages(setting, sources)
+        run_stages(setting, sources, features or {})
     method.eval()
     return checkpoints
 
 
-def run_stages(setting: Setting, sources: Mapping[str, Source]) -> None:
+def run_stages(
+    setting: Setting, sources: Mapping[str, Source], features: Mapping[str, ArraySource]
+) -> None:
     """All stages that are not finished, in order."""
     method, fabric, checkpoints = setting.method, setting.fabric, setting.checkpoints
     checkpoints.restore(method)
     fabric.to_device(method)
-    cache = FeatureCache(fabric, method, setting.engine, checkpoints.directory)
+    cache = FeatureCache(fabric, method, setting.engine, checkpoints.directory, features)
     finished = len(checkpoints.finished)
     for number, stage in itertools.islice(enumerate(method.stages()), finished, None):
         seconds = run_stage(setting, number, stage, sources, cache)

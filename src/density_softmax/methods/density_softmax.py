@@ -14,7 +14,7 @@ from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.densities import DensityConfig, FlowDensity
 from density_softmax.nn.evidence import Evidence
 from density_softmax.nn.head import Head, entropy_of_logits
-from density_softmax.nn.penalty import frobenius_penalty
+from density_softmax.nn.penalty import FrobeniusPenalty, PenaltyConfig
 from density_softmax.nn.reading import LayerReader
 from density_softmax.nn.scale import QuantileScale, ScaleConfig
 from density_softmax.optimization import Adam, Descent
@@ -38,7 +38,7 @@ class DensitySoftmax(Method):
         """The parts and the three trainings of Algorithm 1.
 
         Attributes:
-            penalty: λ, the weight of the gradient penalty in Eq. 4; 0 leaves it out.
+            penalty: which norm of the Jacobian Eq. 4 penalises, and how much; `none` leaves it out.
             density: which p(z; α), and how it is fitted.
             layers: names of the encoder's layers whose pooled statistics the density reads;
                 none means the last features, as in the paper.
@@ -49,7 +49,7 @@ class DensitySoftmax(Method):
             head: training of the head on scaled logits (Eq. 6), or null to leave it out.
         """
 
-        penalty: float = 1e-2
+        penalty: PenaltyConfig = field(default_factory=FrobeniusPenalty.Config)
         density: DensityConfig = field(default_factory=FlowDensity.Config)
         layers: tuple[str, ...] = ()
         energy: bool = False
@@ -76,6 +76,7 @@ class DensitySoftmax(Method):
         reader = LayerReader(encoder, config.layers)
         super().__init__(encoder, num_classes, config, example)
         self.reader = reader
+        self.penalty = config.penalty.build()
         self.head = Head(self.num_features, num_classes)
         self.columns = self._columns(example)
         self.density = config.density.build(self.columns.stop - self.columns.start, num_classes)
@@ -104,6 +105,7 @@ class DensitySoftmax(Method):
             parameters=[*self.encoder.parameters(), *self.head.parameters()],
             descent=self.config.representation,
             monitor=self._monitor_representation,
+            after_step=self.penalty.after_step(),
         )
         return (representation,)
 
@@ -122,7 +124,11 @@ class DensitySoftmax(Method):
 
     def forward(self, x: Tensor) -> Prediction:
         """Eq. 7, the entropy of softmax(g(z)), and −log p(z), all from one pass."""
-        logits, log_prob = self.logits_and_log_prob(self.features(x))
+        return self.predict_features(self.features(x))
+
+    def predict_features(self, features: Tensor) -> Prediction:
+        """`forward` from what `features` returned."""
+        logits, log_prob = self.logits_and_log_prob(features)
         probs = (self.scale(log_prob)[:, None] * logits).softmax(-1)
         return Prediction(probs, entropy_of_logits(logits), -log_prob)
 
@@ -137,10 +143,8 @@ class DensitySoftmax(Method):
 
     def representation_loss(self, batch: Batch) -> Tensor:
         """Eq. 4: cross entropy + λ E(‖∂f/∂x‖ − 1)²."""
-        if self.config.penalty == 0:
-            return F.cross_entropy(self.head(self.encode(batch.x)), batch.y)
-        z, penalty = frobenius_penalty(self.encode, batch.x)
-        return F.cross_entropy(self.head(z), batch.y) + self.config.penalty * penalty
+        z, penalty = self.penalty(self.encode, batch.x)
+        return F.cross_entropy(self.head(z), batch.y) + penalty
 
     def _monitor_representation(self, batch: Batch) -> Values:
         logits = self.head(self.encode(batch.x))

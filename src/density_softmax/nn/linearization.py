@@ -105,9 +105,9 @@ class _Replacing(TorchFunctionMode):
     def __init__(self, phase: Phase, freeze_norm: bool) -> None:
         super().__init__()
         self.phase = phase
-        self.replacements: dict[Any, Callable[..., Tensor | None]] = {
-            function: self._convolution for function in (torch.conv1d, torch.conv2d, torch.conv3d)
-        }
+        self.replacements: dict[Any, Callable[..., Tensor | None]] = dict.fromkeys(
+            (torch.conv1d, torch.conv2d, torch.conv3d), self._convolution
+        )
         if freeze_norm:
             self.replacements[F.batch_norm] = self._batch_norm
 
@@ -159,7 +159,7 @@ class _Convolution(torch.autograd.Function):
     """y = W ∗ x + b. A product takes the gradient by x alone."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Any, phase: Phase
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
@@ -167,7 +167,7 @@ class _Convolution(torch.autograd.Function):
         return torch.ops.aten.convolution(x, weight, bias, *geometry)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         if ctx.phase.products:
             by_x = _ConvolutionTranspose.apply(gradient, x, weight, ctx.geometry, ctx.phase)
@@ -182,7 +182,7 @@ class _ConvolutionTranspose(torch.autograd.Function):
     """Wᵀg, the gradient of a convolution by its input x, of which only the shape matters."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, geometry: Any, phase: Phase
     ) -> Tensor:
         ctx.save_for_backward(gradient, weight)
@@ -192,7 +192,7 @@ class _ConvolutionTranspose(torch.autograd.Function):
         )[0]
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, v: Tensor) -> Any:
         gradient, weight = ctx.saved_tensors
         by_gradient = torch.ops.aten.convolution(v, weight, None, *ctx.geometry)
         if ctx.phase.products or not ctx.needs_input_grad[2]:
@@ -207,7 +207,7 @@ class _BatchNorm(torch.autograd.Function):
     """y = γ (x − m) / s + β in training mode. In a product m and s are constants."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor | None,
@@ -223,7 +223,7 @@ class _BatchNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight, mean, inverse = ctx.saved_tensors
         if ctx.phase.products:
             factor = inverse if weight is None else weight * inverse

@@ -19,7 +19,15 @@ from density_softmax.config import ConfigError, Family
 from density_softmax.nn.precision import full_precision
 from density_softmax.nn.temperature import fit_temperature, nll_of_logits
 
-__all__ = ["ConstantScale", "MaxScale", "QuantileScale", "RangeScale", "Scale", "ScaleConfig"]
+__all__ = [
+    "ConstantScale",
+    "MaxScale",
+    "QuantileScale",
+    "RangeScale",
+    "Scale",
+    "ScaleConfig",
+    "TemperatureScale",
+]
 
 
 class Scale(nn.Module, ABC):
@@ -86,6 +94,29 @@ class ConstantScale(Scale):
     def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
         """Nothing to do."""
         return 1.0
+
+
+@final
+class TemperatureScale(Scale):
+    """1 everywhere: what is left is temperature scaling, the control without a density."""
+
+    fitted_on = "heldout"
+
+    @dataclass(frozen=True)
+    class Config(ScaleConfig, kind="temperature"):
+        """Nothing to choose."""
+
+        def build(self) -> TemperatureScale:
+            """Only the temperature is left to be fitted."""
+            return TemperatureScale()
+
+    def log_factor(self, log_prob: Tensor) -> Tensor:
+        """Zero."""
+        return torch.zeros_like(log_prob)
+
+    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+        """The temperature alone."""
+        return fit_temperature(logits, y)
 
 
 @final

@@ -2,11 +2,21 @@
 
 from density_softmax.config import ConfigError
 from density_softmax.recipes.base import Recipe, RecipeFunction
+from density_softmax.recipes.cifar import cifar10, cifar10_small, cifar100
+from density_softmax.recipes.digits import digits
+from density_softmax.recipes.imagenet import imagenet
 from density_softmax.recipes.toy import toy
 
-__all__ = ["RECIPES", "Recipe", "get_recipe", "toy"]
+__all__ = ["RECIPES", "Recipe", "get_recipe"]
 
-RECIPES: dict[str, RecipeFunction] = {"toy": toy}
+RECIPES: dict[str, RecipeFunction] = {
+    "toy": toy,
+    "digits": digits,
+    "cifar10_small": cifar10_small,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "imagenet": imagenet,
+}
 
 
 def get_recipe(name: str, method: str = "density_softmax") -> Recipe:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from density_softmax.data.image_data import ImageData
-from density_softmax.engine.runtime import EngineConfig
 from density_softmax.methods import DensitySoftmax, Deterministic, MethodConfig
 from density_softmax.nn.densities import FlowDensity
 from density_softmax.nn.penalty import FrobeniusPenalty

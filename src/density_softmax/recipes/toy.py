@@ -6,6 +6,7 @@ from density_softmax.data.toy import Toy
 from density_softmax.engine.runtime import EngineConfig
 from density_softmax.methods import DensitySoftmax, Deterministic, MethodConfig
 from density_softmax.nn.densities import FlowDensity
+from density_softmax.nn.penalty import FrobeniusPenalty
 from density_softmax.nn.resffn import ResFFN
 from density_softmax.optimization import Adam, Descent
 from density_softmax.recipes.base import Recipe, choose
@@ -22,7 +23,7 @@ def toy(method: str = "density_softmax") -> Recipe:
     methods: dict[str, MethodConfig] = {
         "deterministic": Deterministic.Config(descent=_adam(epochs=100)),
         "density_softmax": DensitySoftmax.Config(
-            penalty=1e-2,
+            penalty=FrobeniusPenalty.Config(weight=1e-2),
             representation=_adam(epochs=100),
             density=FlowDensity.Config(descent=_adam(epochs=300)),
             head=_adam(epochs=1),
