@@ -22,7 +22,7 @@ LAYERS = (
     ("methods",),
     ("engine",),
     ("recipes", "report"),
-    ("benchmark", "attach", "estimator"),
+    ("benchmark", "posthoc", "estimator"),
     ("cli", "__main__"),
 )
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}

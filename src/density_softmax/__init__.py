@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from density_softmax.version import __version__
 
 if TYPE_CHECKING:
-    from density_softmax.attach import attach
+    from density_softmax.posthoc import attach
     from density_softmax.engine import EngineConfig, fit
     from density_softmax.methods import DensitySoftmax, Deterministic, load
     from density_softmax.nn.headless import Headless
@@ -29,7 +29,7 @@ __all__ = [
 # Public names and where they live. They are imported when first used, because torch takes
 # seconds to import and neither `--help` nor a deployed model needs it.
 _HOMES = {
-    "attach": "density_softmax.attach",
+    "attach": "density_softmax.posthoc",
     "Headless": "density_softmax.nn.headless",
     "DensitySoftmax": "density_softmax.methods",
     "Deterministic": "density_softmax.methods",

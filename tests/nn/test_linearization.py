@@ -147,7 +147,7 @@ def test_features_losses_and_running_statistics_are_those_of_an_ordinary_pass(
 
 
 def test_layers_may_work_in_place_and_leave_the_inputs_alone() -> None:
-    noisy = nn.ReLU(inplace=True), nn.Dropout(0.2, inplace=True)
+    noisy = nn.ReLU(inplace=True), nn.Dropout(0.2)
     layers = nn.ReLU(inplace=True), nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), *noisy
     encoder, x = make((lambda: nn.Sequential(*layers), (2, 5, 5)))
     before = x.clone()

@@ -1,10 +1,25 @@
+import copy
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 
-from density_softmax.nn.penalty import frobenius_penalty
+from density_softmax.config import ConfigError, from_dict, override, to_dict
+from density_softmax.methods import DensitySoftmax
+from density_softmax.nn.linearization import Linearization
+from density_softmax.nn.penalty import (
+    FrobeniusPenalty,
+    NoPenalty,
+    PenaltyConfig,
+    PenaltyOptions,
+    SpectralPenalty,
+    SumPenalty,
+)
 from density_softmax.nn.resffn import ResFFN
+from density_softmax.nn.wide_resnet import WideResNet
+from density_softmax.types import Batch
 
 
 def image_encoder() -> nn.Module:
@@ -17,6 +32,17 @@ ENCODERS = {
     "image": (image_encoder, (2, 3, 3)),
     "one to one": (lambda: nn.Sequential(nn.Linear(1, 1), nn.Softplus()), (1,)),
 }
+CONFIGS = {
+    "frobenius": FrobeniusPenalty.Config(weight=1.0, exact_below=100),
+    "spectral": SpectralPenalty.Config(weight=1.0, iterations=200),
+    "sum": SumPenalty.Config(weight=1.0),
+}
+PROJECTED = FrobeniusPenalty.Config(weight=1.0, exact_below=0)
+NORMS = {
+    "frobenius": lambda J: torch.linalg.norm(J.flatten()),
+    "spectral": lambda J: torch.linalg.matrix_norm(J, ord=2),
+    "sum": lambda J: J.sum(0).norm(),
+}
 
 
 @pytest.fixture(params=ENCODERS)
@@ -26,70 +52,258 @@ def case(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor]:
     return build().double(), torch.randn(4, *shape, dtype=torch.float64)
 
 
-def reference_penalty(encoder: nn.Module, x: Tensor) -> Tensor:
+def reference_penalty(name: str, encoder: nn.Module, x: Tensor) -> Tensor:
     """From the whole Jacobian, one sample at a time, by reverse mode."""
     terms = []
     for sample in x:
-        J = jacobian(lambda s: encoder(s[None])[0], sample, create_graph=True)
-        terms.append((torch.linalg.norm(J.flatten()) - 1) ** 2)
+        J = jacobian(lambda s: encoder(s[None])[0], sample, create_graph=True).flatten(1)
+        terms.append((NORMS[name](J) - 1) ** 2)
     return torch.stack(terms).mean()
 
 
-def test_penalty_is_that_of_the_whole_jacobian(case: tuple[nn.Module, Tensor]) -> None:
-    encoder, x = case
-    torch.testing.assert_close(frobenius_penalty(encoder, x)[1], reference_penalty(encoder, x))
+@pytest.mark.parametrize("name", CONFIGS)
+def test_penalty_is_that_of_the_whole_jacobian(name: str, case: tuple[nn.Module, Tensor]) -> None:
+    _, penalty = CONFIGS[name].build()(*case)
+    torch.testing.assert_close(penalty, reference_penalty(name, *case))
 
 
-def test_gradient_is_that_through_the_whole_jacobian(case: tuple[nn.Module, Tensor]) -> None:
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradient_is_that_through_the_whole_jacobian(
+    name: str, case: tuple[nn.Module, Tensor]
+) -> None:
     encoder, x = case
-    weights = [p for name, p in encoder.named_parameters() if name.endswith("weight")]
-    ours = torch.autograd.grad(frobenius_penalty(encoder, x)[1], weights)
-    theirs = torch.autograd.grad(reference_penalty(encoder, x), weights)
+    weights = [p for n, p in encoder.named_parameters() if n.endswith("weight")]
+    ours = torch.autograd.grad(CONFIGS[name].build()(encoder, x)[1], weights)
+    theirs = torch.autograd.grad(reference_penalty(name, encoder, x), weights)
     torch.testing.assert_close(ours, theirs)
 
 
-def test_features_are_the_encoders_and_carry_gradients(case: tuple[nn.Module, Tensor]) -> None:
+@pytest.mark.parametrize("name", CONFIGS)
+def test_features_are_the_encoders_and_carry_gradients(
+    name: str, case: tuple[nn.Module, Tensor]
+) -> None:
     encoder, x = case
-    z, _ = frobenius_penalty(encoder, x)
+    z, _ = CONFIGS[name].build()(encoder, x)
     torch.testing.assert_close(z, encoder(x))
     ours = torch.autograd.grad(z.sum(), list(encoder.parameters()))
     theirs = torch.autograd.grad(encoder(x).sum(), list(encoder.parameters()))
     torch.testing.assert_close(ours, theirs)
 
 
+def test_projections_estimate_the_square_of_the_frobenius_norm_without_bias() -> None:
+    torch.manual_seed(0)
+    encoder, x = image_encoder().double(), torch.randn(2, 2, 3, 3, dtype=torch.float64)
+    many = dataclasses.replace(PROJECTED, num_projections=4000).build()
+    estimates = many.norm(Linearization(encoder, x)).square()
+    exact = CONFIGS["frobenius"].build().norm(Linearization(encoder, x)).square()
+    torch.testing.assert_close(estimates, exact, rtol=0.03, atol=0)
+
+
+def test_gradient_of_a_projected_square_is_without_bias() -> None:
+    torch.manual_seed(0)
+    encoder, x = image_encoder().double(), torch.randn(2, 2, 3, 3, dtype=torch.float64)
+    weight = encoder[0].weight
+    many = dataclasses.replace(PROJECTED, num_projections=4000).build()
+    ours, exact = (
+        torch.autograd.grad(p.norm(Linearization(encoder, x)).square().sum(), weight)[0]
+        for p in (many, CONFIGS["frobenius"].build())
+    )
+    assert (ours - exact).norm() < 0.05 * exact.norm()
+
+
+def test_one_feature_needs_one_projection() -> None:
+    encoder, x = nn.Linear(30, 1).double(), torch.randn(3, 30, dtype=torch.float64)
+    torch.testing.assert_close(
+        PROJECTED.build()(encoder, x)[1], (encoder.weight.norm() - 1).square()
+    )
+
+
+@pytest.mark.parametrize(("coordinates", "is_exact"), [(15, True), (16, False)])
+def test_default_is_exact_where_the_input_has_few_coordinates(
+    coordinates: int, is_exact: bool
+) -> None:
+    torch.manual_seed(0)
+    encoder, x = nn.Linear(coordinates, 3), torch.randn(2, coordinates)
+    norms = FrobeniusPenalty().norm(Linearization(encoder, x))
+    assert torch.allclose(norms, encoder.weight.norm().expand(2)) == is_exact
+
+
+def test_sum_of_features_that_cancel_hides_the_largest_jacobian() -> None:
+    encoder = nn.Linear(2, 2, bias=False)
+    encoder.weight.data = torch.tensor([[100.0, 0.0], [-100.0, 0.0]])
+    f = Linearization(encoder, torch.randn(1, 2))
+    assert SumPenalty().norm(f).item() == pytest.approx(0, abs=1e-5)
+    assert SpectralPenalty().norm(f).item() > 100
+
+
 def test_isometry_of_one_coordinate_costs_nothing() -> None:
     encoder = nn.Linear(1, 4, bias=False)
     encoder.weight.data.fill_(0.5)
-    assert frobenius_penalty(encoder, torch.randn(6, 1))[1].item() == pytest.approx(0, abs=1e-12)
+    for name in ("frobenius", "spectral"):
+        _, penalty = CONFIGS[name].build()(encoder, torch.randn(6, 1))
+        assert penalty.item() == pytest.approx(0, abs=1e-10)
 
 
-def test_vanishing_jacobian_costs_one_and_has_a_finite_gradient() -> None:
+ALL = [*CONFIGS.values(), PROJECTED]
+
+
+@pytest.mark.parametrize("config", ALL)
+def test_vanishing_jacobian_costs_one_and_has_a_finite_gradient(config: PenaltyConfig) -> None:
     encoder = ResFFN(2, depth=2, width=4)
     for parameter in encoder.parameters():
         nn.init.zeros_(parameter)
-    z, penalty = frobenius_penalty(encoder, torch.randn(3, 2))
+    z, penalty = config.build()(encoder, torch.randn(3, 2))
     (penalty + z.sum()).backward()
     assert penalty.item() == pytest.approx(1, abs=1e-5)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in encoder.parameters())
 
 
-def test_mixed_precision_does_not_touch_the_penalty() -> None:
+@pytest.mark.parametrize("config", ALL)
+def test_one_sided_penalty_lets_the_encoder_contract(config: PenaltyOptions) -> None:
+    encoder = nn.Linear(3, 1)
+    nn.init.constant_(encoder.weight, 0.1)
+    two, one = (dataclasses.replace(config, sided=sided).build() for sided in ("two", "one"))
+    x = torch.randn(4, 3)
+    assert two(encoder, x)[1] > 0.5
+    assert one(encoder, x)[1] == 0
+    nn.init.constant_(encoder.weight, 10.0)
+    assert torch.equal(one(encoder, x)[1], two(encoder, x)[1])
+
+
+def test_weight_multiplies_and_none_and_zero_leave_the_penalty_out() -> None:
+    encoder, x = nn.Linear(2, 3), torch.randn(4, 2)
+    full = CONFIGS["frobenius"].build()(encoder, x)[1]
+    half = FrobeniusPenalty.Config(weight=0.5).build()(encoder, x)[1]
+    torch.testing.assert_close(2 * half, full)
+    for config in (NoPenalty.Config(), FrobeniusPenalty.Config(weight=0.0)):
+        z, penalty = config.build()(encoder, x)
+        assert torch.equal(z, encoder(x))
+        assert penalty == 0
+
+
+def test_every_kth_step_carries_the_whole_penalty() -> None:
     torch.manual_seed(0)
-    encoder, x = ResFFN(2, depth=2, width=8), torch.randn(5, 2)
-    expected = frobenius_penalty(encoder, x)
-    with torch.autocast("cpu", torch.bfloat16):
-        mixed = frobenius_penalty(encoder, x)
-        half = frobenius_penalty(encoder, x.bfloat16())
-    assert [part.dtype for part in (*mixed, *half)] == [torch.float32] * 4
-    assert all(torch.equal(a, b) for a, b in zip(mixed, expected, strict=True))
+    encoder, x = nn.Linear(2, 3), torch.randn(4, 2)
+    penalty = FrobeniusPenalty.Config(weight=1.0, every=3).build()
+    values = []
+    for _ in range(6):
+        values.append(penalty(encoder, x)[1])
+        assert torch.equal(penalty(encoder, x)[1], values[-1])  # another part of the same batch
+        count(penalty)
+    assert [value > 0 for value in values] == [True, False, False] * 2
+    gradients = [torch.autograd.grad(v, encoder.weight)[0] for v in values if v.requires_grad]
+    (expected,) = torch.autograd.grad(CONFIGS["frobenius"].build()(encoder, x)[1], encoder.weight)
+    torch.testing.assert_close(torch.stack(gradients).sum(0) / 6, expected)
+
+
+def count(penalty: FrobeniusPenalty) -> None:
+    """What the engine does after a step of the optimizer."""
+    estimate = penalty.after_step()
+    assert estimate is not None
+    estimate.finish(estimate.statistics(Batch(torch.zeros(1), torch.zeros(1))))
+
+
+def test_evaluation_has_the_mean_penalty_on_every_step_and_counts_none() -> None:
+    encoder, x = nn.Linear(2, 3), torch.randn(4, 2)
+    penalty = FrobeniusPenalty.Config(weight=1.0, every=3).build()
+    count(penalty)
+    assert penalty(encoder, x)[1] == 0
+    with torch.no_grad():
+        z, value = penalty.eval()(encoder, x)
+    torch.testing.assert_close(value, CONFIGS["frobenius"].build()(encoder, x)[1])
+    assert not z.requires_grad
+    assert penalty.step == 1
+
+
+def test_counter_is_saved_with_the_weights() -> None:
+    first, second = (FrobeniusPenalty.Config(every=3).build() for _ in range(2))
+    count(first)
+    second.load_state_dict(first.state_dict())
+    assert second.step == 1
+    assert FrobeniusPenalty().after_step() is None
+
+
+@pytest.mark.parametrize("freeze_norm", [True, False])
+@pytest.mark.parametrize("config", [PROJECTED, CONFIGS["sum"], SpectralPenalty.Config()])
+def test_statistics_of_batch_norms_are_those_of_a_pass_without_penalty(
+    config: PenaltyOptions, freeze_norm: bool
+) -> None:
+    torch.manual_seed(0)
+    encoder = WideResNet.Config(depth=10, width=1).build((3, 8, 8))
+    plain, x = copy.deepcopy(encoder), torch.randn(4, 3, 8, 8)
+    z, penalty = dataclasses.replace(config, freeze_norm=freeze_norm).build()(encoder, x)
+    assert torch.equal(z, plain(x))
+    penalty.backward()
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, encoder.state_dict()[name]), name
+    gradients = {name: p.grad for name, p in encoder.named_parameters()}
+    assert all(g.isfinite().all() for g in gradients.values() if g is not None)
+    assert {name for name, g in gradients.items() if g is None} <= {"bn.bias"}
+
+
+@pytest.mark.parametrize("config", ALL)
+def test_penalty_of_a_sample_does_not_depend_on_the_others(config: PenaltyOptions) -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Linear(8, 1)
+    encoder, x = nn.Sequential(*layers), torch.randn(16, 2)
+    f = Linearization(encoder, x)
+    (slope,) = torch.autograd.grad(config.build().norm(f)[0], f.x, allow_unused=True)
+    assert slope is None or slope[1:].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("config", ALL)
+def test_mixed_precision_does_not_touch_the_penalty(config: PenaltyConfig) -> None:
+    torch.manual_seed(0)
+    encoder, x, penalty = ResFFN(2, depth=2, width=8), torch.randn(5, 2), config.build()
+    rounded = x.bfloat16()
+    cases = []
+    for inputs, enabled in ((x, False), (x, True), (rounded.float(), False), (rounded, True)):
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            cases.append(penalty(encoder, inputs))
+    assert all(part.dtype == torch.float32 for case in cases for part in case)
+    for plain, mixed in (cases[:2], cases[2:]):
+        assert all(torch.equal(a, b) for a, b in zip(plain, mixed, strict=True))
 
 
 def test_dropout_is_drawn_once_for_features_and_jacobian() -> None:
     torch.manual_seed(0)
     linear = nn.Linear(2, 50, bias=False).double()
     x = torch.randn(3, 2, dtype=torch.float64)
-    z, penalty = frobenius_penalty(nn.Sequential(linear, nn.Dropout(0.5)), x)
-    mask = z / linear(x)
-    norms = (mask[:, :, None] * linear.weight).flatten(1).norm(dim=1)
-    assert 0 < mask.count_nonzero() < mask.numel()
-    torch.testing.assert_close(penalty, (norms - 1).square().mean())
+    for name in ("frobenius", "spectral", "sum"):
+        z, penalty = CONFIGS[name].build()(nn.Sequential(linear, nn.Dropout(0.5)), x)
+        mask = z / linear(x)
+        norms = torch.stack([NORMS[name](row[:, None] * linear.weight) for row in mask])
+        assert 0 < mask.count_nonzero() < mask.numel()
+        torch.testing.assert_close(penalty, (norms - 1).square().mean())
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("penalty=none", NoPenalty.Config()),
+        ("penalty=spectral", SpectralPenalty.Config()),
+        ("penalty.weight=0.1", FrobeniusPenalty.Config(weight=0.1)),
+        ("penalty.sided=one", FrobeniusPenalty.Config(sided="one")),
+    ],
+)
+def test_penalty_can_be_set_by_name(assignment: str, expected: PenaltyConfig) -> None:
+    config = override(DensitySoftmax.Config(), assignment)
+    assert config.penalty == expected
+    assert from_dict(DensitySoftmax.Config, to_dict(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("config", "option"),
+    [
+        (FrobeniusPenalty.Config, {"weight": -1.0}),
+        (SumPenalty.Config, {"every": 0}),
+        (FrobeniusPenalty.Config, {"num_projections": 0}),
+        (SpectralPenalty.Config, {"iterations": 0}),
+    ],
+)
+def test_senseless_options_are_refused_by_name(
+    config: type[PenaltyConfig], option: dict[str, float]
+) -> None:
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        config(**option)

@@ -1,0 +1,287 @@
+"""Uncertainty attached to trained CIFAR-10 ResNets: every rule, on corruptions and OOD sets.
+
+    python benchmarks/posthoc_cifar10.py --data DIR --weights FILE [FILE ...] --out DIR
+
+DIR holds `cifar-10-batches-bin/`, `svhn/test_32x32.mat` and `cifar100_prefix.npz`; each FILE is a
+safetensors file of a CIFAR ResNet with its classifier `linear`. A part of the test images chosen
+by the seed calibrates; the others, their 15 corruptions in five severities, SVHN and CIFAR-100
+are what is reported. Features are computed once per set and serve all rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import track
+from safetensors.torch import load_file
+from torch import Tensor
+
+import density_softmax as ds
+from cifar_resnet_accuracy import MEAN, STD, depth_of, load_classifier
+from density_softmax import metrics
+from density_softmax.data import ArraySource, hold_out
+from density_softmax.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from density_softmax.data.image_data import ImageData
+from density_softmax.engine import EngineConfig, fit
+from density_softmax.engine.collect import collect
+from density_softmax.engine.evaluate import detection_metrics, label_metrics, mean_over_shifts
+from density_softmax.engine.runtime import start
+from density_softmax.methods import DensitySoftmax
+from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
+from density_softmax.nn.headless import Headless
+from density_softmax.nn.scale import (
+    ConstantScale,
+    MaxScale,
+    QuantileScale,
+    RangeScale,
+    TemperatureScale,
+)
+from density_softmax.optimization import Adam, Descent
+from density_softmax.posthoc import around, default_config
+from density_softmax.rows import write_rows
+from density_softmax.types import Row, Source
+
+LAYERS = ("0.layer1", "0.layer2")
+NUM_CALIBRATION = 0.3
+Found = dict[str, dict[str, float]]
+
+
+def rules() -> dict[str, DensitySoftmax.Config]:
+    """What is compared. The density that ERM and its controls carry is not used."""
+    base = default_config(LAYERS)
+    last = dataclasses.replace(base, layers=(), energy=False)
+    shallow = dataclasses.replace(base, energy=False)
+    flow = FlowDensity.Config(descent=Descent(epochs=20, optimizer=Adam(lr=1e-3)))
+    mixture = GaussianMixtureDensity.Config()
+    change = dataclasses.replace
+    return {
+        "erm": change(last, scale=ConstantScale.Config(1.0)),
+        "temperature_scaling": change(last, scale=TemperatureScale.Config()),
+        # exp(−.5): the middle of the range of the paper's code, without its density.
+        "constant_factor": change(last, scale=ConstantScale.Config(0.6065)),
+        "max, last, realnvp": change(last, scale=MaxScale.Config(), density=flow),
+        "range, last, realnvp": change(last, scale=RangeScale.Config(), density=flow),
+        "quantile, last, realnvp": change(last, density=flow),
+        "quantile, last, gaussian": last,
+        "quantile, last, mixture": change(last, density=mixture),
+        "max, layers, gaussian": change(shallow, scale=MaxScale.Config()),
+        "range, layers, gaussian": change(shallow, scale=RangeScale.Config()),
+        "quantile, layers, realnvp": change(shallow, density=flow),
+        "quantile, layers, mixture": change(shallow, density=mixture),
+        "quantile, layers, gaussian": shallow,
+        "quantile, layers + energy, realnvp": change(base, density=flow),
+        "quantile, exponential tail": change(base, scale=QuantileScale.Config(tail="exponential")),
+        "quantile, power tail": change(base, scale=QuantileScale.Config(tail="power")),
+        "default": base,
+    }
+
+
+class Images:
+    """The sets of the benchmark, normalised as the networks expect."""
+
+    def __init__(self, root: Path, seed: int, num_images: int | None) -> None:
+        sets = ("svhn", str(root / "cifar100_prefix.npz"))
+        data = ImageData(
+            train="cifar10",
+            ood=sets,
+            heldout=0.02,
+            augment=False,
+            mean=MEAN,
+            std=STD,
+            root=str(root),
+        ).load(seed)
+        whole = data.splits[0].source
+        assert isinstance(whole, ArraySource)
+        self.preparation = whole.preparation
+        tested, calibrating = hold_out(len(whole), NUM_CALIBRATION, seed)
+        self.rows = tested[:num_images]
+        self.bytes = whole.x[self.rows]
+        self.labels = whole.y[self.rows]
+        self.train = data.train
+        self.calibration = ArraySource(whole.x[calibrating], whole.y[calibrating], self.preparation)
+        self.ood = {split.name: split.source for split in data.splits[1:]}
+
+    def test_sets(self) -> Iterator[tuple[str, ArraySource]]:
+        """The clean test images, then each corruption of them."""
+        yield "iid", ArraySource(self.bytes, self.labels, self.preparation)
+        images = np.ascontiguousarray(self.bytes.permute(0, 2, 3, 1).numpy())
+        for kind in CORRUPTIONS:
+            for severity in SEVERITIES:
+                changed = corrupt(images, kind, severity, indices=self.rows.numpy())
+                x = torch.from_numpy(np.ascontiguousarray(changed.transpose(0, 3, 1, 2)))
+                source = ArraySource(x, self.labels, self.preparation)
+                yield f"cifar10-c/{kind}/{severity}", source
+
+
+class Network:
+    """One trained network, its features of every set, and the rules fitted on them."""
+
+    def __init__(self, file: Path, images: Images, engine: EngineConfig) -> None:
+        state = load_file(file)
+        self.name = f"resnet{depth_of(state)}"
+        self.images, self.engine = images, engine
+        self.model = load_classifier(state)
+        self.fabric = start(engine)
+        began = time.perf_counter()
+        self.default = ds.attach(
+            self.model,
+            head="1",
+            train=images.train,
+            calibration=images.calibration,
+            layers=LAYERS,
+            engine=engine,
+        )
+        self.attach_seconds = time.perf_counter() - began
+
+    def features(self, source: Source) -> ArraySource:
+        """Last features and, behind them, those of the layers."""
+        rows = collect(
+            self.fabric,
+            source,
+            lambda batch: {"z": self.default.features(batch.x), "y": batch.y},
+            batch_size=500,
+        )
+        return ArraySource(rows["z"], rows["y"])
+
+    def fitted(self, known: dict[str, ArraySource]) -> dict[str, DensitySoftmax]:
+        """Every rule, from the same features."""
+        example, methods = torch.zeros(1, 3, 32, 32), {}
+        for name, config in track(rules().items(), description=f"{self.name}: rules"):
+            method = around(Headless(self.model, "1"), config, example)
+            width = None if config.layers else method.num_features
+            features = {k: ArraySource(v.x[:, :width], v.y) for k, v in known.items()}
+            sources = self.images.train, self.images.calibration
+            fit(method, *sources, features=features, engine=self.engine, progress=False)
+            methods[name] = method
+        return methods
+
+    def evaluate(self) -> dict[str, Found]:
+        """Metrics of every rule on every set."""
+        sets = {"train": self.images.train, "heldout": self.images.calibration}
+        methods = self.fitted({name: self.features(source) for name, source in sets.items()})
+        found: dict[str, Found] = {name: {} for name in methods}
+        inside: dict[str, ds.Prediction] = {}
+        total = 1 + len(CORRUPTIONS) * len(SEVERITIES)
+        tests = track(self.images.test_sets(), description=f"{self.name}: test sets", total=total)
+        for split, source in tests:
+            features = self.features(source)
+            for name, method in methods.items():
+                prediction = predict(method, features.x)
+                inside.setdefault(name, prediction)
+                found[name][split] = label_metrics(prediction, features.y)
+        for split, foreign in self.images.ood.items():
+            features = self.features(foreign)
+            for name, method in methods.items():
+                found[name][split] = detection_metrics(inside[name], predict(method, features.x))
+        return {name: splits | mean_over_shifts(splits) for name, splits in found.items()}
+
+    def cost(self, repeats: int) -> dict[str, float]:
+        """Latency of the default relative to the model alone at batch 1, and seconds to attach."""
+        x = torch.randn(1, 3, 32, 32)
+        plain = load_classifier(self.model_state())
+        calls = {"erm": lambda: plain(x).softmax(-1), "default": lambda: self.default(x)}
+        with torch.inference_mode():
+            latencies = metrics.interleaved_latency(calls, repeats=repeats, warmup=20)
+        ratio = metrics.latency_ratio(latencies, "erm")["default"]
+        return {"latency_ratio:1": ratio, "attach_seconds": self.attach_seconds}
+
+    def model_state(self) -> dict[str, Tensor]:
+        """The weights under the names of the file they came from, for a copy without hooks."""
+        names = {"0.": "", "1.": "linear."}
+        return {names[key[:2]] + key[2:]: value for key, value in self.model.state_dict().items()}
+
+
+@torch.no_grad()
+def predict(method: DensitySoftmax, features: Tensor) -> ds.Prediction:
+    """The prediction from features of which the method may read only the first columns."""
+    return method.predict_features(features[:, : max(method.num_features, method.columns.stop)])
+
+
+def table(rows: list[Row], network: str) -> str:
+    """The figures to look at, a line per rule, in Markdown."""
+    columns = {
+        "NLL": ("iid", "nll"),
+        "acc": ("iid", "accuracy"),
+        "ECE": ("iid", "ece"),
+        "cNLL": ("cifar10-c", "cnll"),
+        "cECE": ("cifar10-c", "cece"),
+        "AUROC SVHN": ("svhn", "auroc:entropy"),
+        "by epistemic": ("svhn", "auroc:epistemic"),
+        "AUPR SVHN": ("svhn", "aupr:entropy"),
+        "AUROC C-100": ("cifar100_prefix", "auroc:entropy"),
+        "by epistemic ": ("cifar100_prefix", "auroc:epistemic"),
+        "AUPR C-100": ("cifar100_prefix", "aupr:entropy"),
+        "latency": ("cost", "latency_ratio:1"),
+        "attach, s": ("cost", "attach_seconds"),
+    }
+    mine = [row for row in rows if row.recipe == f"posthoc_cifar10/{network}"]
+    values = {(row.variant, row.split, row.metric): row.value for row in mine}
+    lines = [f"| {network} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for variant in dict.fromkeys(row.variant for row in mine):
+        cells = [values.get((variant, *key)) for key in columns.values()]
+        shown = ["" if cell is None else f"{cell:.3f}" for cell in cells]
+        lines.append(f"| {variant} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def as_rows(network: str, seed: int, found: dict[str, Found]) -> list[Row]:
+    """Every figure as a row; the recipe is the network."""
+    controls = ("erm", "temperature_scaling", "constant_factor")
+    return [
+        Row(
+            f"posthoc_cifar10/{network}",
+            name if name in controls else "density_softmax",
+            name,
+            seed,
+            split,
+            metric,
+            value,
+        )
+        for name, splits in found.items()
+        for split, values in splits.items()
+        for metric, value in values.items()
+    ]
+
+
+def main() -> None:
+    """Evaluate every network and write rows, tables and a figure."""
+    args = parse()
+    torch.set_num_threads(args.threads)
+    engine = EngineConfig(accelerator="cpu", predict_batch_size=500)
+    images = Images(args.data, args.seed, args.images)
+    rows: list[Row] = []
+    for file in args.weights:
+        network = Network(file, images, engine)
+        found = network.evaluate()
+        found["default"]["cost"] = network.cost(args.repeats)
+        rows += as_rows(network.name, args.seed, found)
+        print(table(rows, network.name))
+        write_rows(args.out / "rows.csv", rows)
+    names = dict.fromkeys(row.recipe.partition("/")[2] for row in rows)
+    text = "\n\n".join(table(rows, name) for name in names)
+    (args.out / "table.md").write_text(text + "\n", encoding="utf-8")
+
+
+def parse() -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--weights", type=Path, required=True, nargs="+", metavar="FILE")
+    parser.add_argument("--out", type=Path, default=Path("runs/posthoc_cifar10"))
+    parser.add_argument("--images", type=int, help="of the test images; all if not given")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=300, help="rounds of the latency")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
