@@ -148,7 +148,8 @@ class Descent:
         accumulate: how many parts a batch is computed in, to save memory.
         clip_norm: largest norm of the gradient, or null for no clipping.
         patience: stop once the stage's first monitored value has not improved for so many
-            epochs, and end with the weights of the best epoch; null keeps the last.
+            epochs, and end with the best weights, be they those it began with; null keeps the
+            last.
     """
 
     epochs: int

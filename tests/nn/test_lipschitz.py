@@ -85,16 +85,16 @@ def test_norm_of_a_convolution_is_that_of_the_explicit_operator(
 ) -> None:
     conv = nn.Conv2d(3, 4, 3, **options).double()
     true = spectral(matrix_of(conv, (3, size, size)))
-    assert true * (1 - 1e-9) <= upper_bound(conv, (3, size, size)) <= true * (1 + 1e-3)
+    assert true * (1 - 1e-9) <= upper_bound(conv, (3, size, size)) <= true * (1 + 2e-3)
 
 
 def test_batch_norm_is_folded_into_its_convolution() -> None:
     encoder = randomise_norms(nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).double())
     true = spectral(matrix_of(encoder, (2, 5, 5)))
     assert upper_bound(encoder.train(), (2, 5, 5)) == pytest.approx(true)
-    assert true < spectral(matrix_of(encoder.eval()[0], (2, 5, 5))) * float(
-        (encoder[1].weight / encoder[1].running_var.sqrt()).abs().max()
-    )
+    conv, norm = encoder.eval()
+    scale = (norm.weight / norm.running_var.sqrt()).detach().abs().max()
+    assert true < scale * spectral(matrix_of(conv, (2, 5, 5)))
 
 
 def test_norm_of_a_large_operator_that_is_zero_is_zero() -> None:
@@ -130,6 +130,12 @@ def test_no_difference_quotient_exceeds_the_bound_of_a_backbone(name: str) -> No
     assert 0 < lower <= upper
 
 
+def test_bound_covers_bottlenecks_and_overlapping_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ResNet.NUM_BLOCKS, 8, (1, 1, 1, 1))
+    encoder = randomise_norms(ResNet.Config(depth=8).build((3, 16, 16)))
+    assert 0 < lower_bound(encoder, torch.randn(4, 3, 16, 16)) <= upper_bound(encoder, (3, 16, 16))
+
+
 def test_pooled_maxima_of_overlapping_windows_can_double_a_distance() -> None:
     pool = nn.MaxPool2d(3, 2, 1)
     x = torch.zeros(1, 1, 8, 8)
@@ -162,10 +168,3 @@ def test_a_module_without_a_known_constant_is_refused_by_name(
 ) -> None:
     with pytest.raises(UserError, match=message):
         upper_bound(module, (2,))
-
-
-def test_rules_cover_the_bottleneck_network() -> None:
-    encoder = ResNet.Config(depth=50).build((3, 32, 32))
-    from density_softmax.nn.lipschitz import _pieces
-
-    assert len(_pieces(encoder)) > 16

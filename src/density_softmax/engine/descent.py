@@ -132,6 +132,8 @@ class Descender:
         bar = self.setting.bars.add(
             self.stage.name, epochs * self.num_steps, self.done * self.num_steps
         )
+        if self.done == 0 and self.patience.limit is not None:
+            self._record(0, {})  # so that a stage with patience never ends worse than it began
         for epoch in range(self.done, epochs):
             if self.patience.is_over():
                 break
@@ -217,16 +219,19 @@ class Descender:
 
     def _report(self, epoch: int, loss: float, bar: Bar) -> None:
         """Record the epoch; a loss that is no number stops the run."""
-        name, checkpoints = self.stage.name, self.setting.checkpoints
         if not math.isfinite(loss):
             raise UserError(
-                f"stage {name}, epoch {epoch + 1}: the loss is {loss}; "
+                f"stage {self.stage.name}, epoch {epoch + 1}: the loss is {loss}; "
                 "lower the learning rate or clip the gradient (clip_norm)"
             )
-        values = {"loss": loss, "lr": self.optimizer.param_groups[0]["lr"], **self._monitor()}
-        checkpoints.epochs.append(Epoch(name, epoch + 1, values))
-        self.patience.look(checkpoints.epochs)
+        self._record(epoch + 1, {"loss": loss, "lr": self.optimizer.param_groups[0]["lr"]})
         bar.note(f"epoch {epoch + 1} loss {loss:.4f}")
+
+    def _record(self, done: int, values: dict[str, float]) -> None:
+        """Note what is known after `done` epochs, and keep the weights if they are the best."""
+        record = self.setting.checkpoints.epochs
+        record.append(Epoch(self.stage.name, done, values | self._monitor()))
+        self.patience.look(record)
 
     def _monitor(self) -> dict[str, float]:
         """Means of the monitored values over the held-out slice."""
