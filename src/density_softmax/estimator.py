@@ -41,13 +41,13 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):
         learning_rate=5e-3,
         weight_decay=0.0,
         gradient_penalty=1e-2,
-        density="gaussian",
+        density="tied",
         patience=None,
         validation_fraction=0.2,
         random_state=None,
         device="cpu",
         verbose=0,
-        steps=600,
+        steps=300,
         min_epochs=20,
         scale=None,
     ):
@@ -79,8 +79,10 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):
     def _config(self, n):
         steps = math.ceil(n / self.batch_size)
         epochs = self.epochs or max(self.min_epochs, math.ceil(self.steps / steps))
-        d = self.density if not isinstance(self.density, str) else from_dict(DensityConfig, {"kind": self.density})
-        kw = {} if self.scale is None else {"scale": self.scale}
+        from density_softmax.nn.densities import GaussianMixtureDensity as G
+        d = G.Config(tied=True) if self.density=="tied" else self.density if not isinstance(self.density, str) else from_dict(DensityConfig, {"kind": self.density})
+        from density_softmax.nn.scale import QuantileScale
+        kw = {"scale": QuantileScale.Config(quantile=.25)} if self.scale is None else {"scale": self.scale}
         return DensitySoftmax.Config(
             penalty=FrobeniusPenalty.Config(weight=self.gradient_penalty, exact_below=0),
             density=d,

@@ -171,11 +171,11 @@ class DensitySoftmax(Method):
         log_prob = self.density.log_prob(features[:, self.columns])
         if not self.config.energy:
             return log_prob[:, None]
-        energy = self.head.linear(self._last(features)).float().logsumexp(-1)
+        energy = self.head.raw(self._last(features)).float().logsumexp(-1)
         return torch.stack([log_prob, energy], dim=-1)
 
     def _scale_statistics(self, batch: Batch) -> Values:
-        logits = self.head.linear(self._last(batch.x)).float()
+        logits = self.head.raw(self._last(batch.x)).float()
         return {"experts": self._experts(batch.x), "logits": logits, "y": batch.y}
 
     def _fit_scale(self, total: Values) -> None:

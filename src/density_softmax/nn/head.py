@@ -6,6 +6,7 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 __all__ = ["Head", "entropy_of_logits"]
 
@@ -23,8 +24,11 @@ class Head(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """The logits of a batch of features."""
-        logits: Tensor = self.linear(z)
-        return logits / self.temperature
+        return self.raw(z) / self.temperature
+
+    def raw(self, z: Tensor) -> Tensor:
+        """W z + b. Not through the layer itself, which may be a model's own, with hooks on it."""
+        return F.linear(z, self.linear.weight, self.linear.bias)
 
 
 def entropy_of_logits(logits: Tensor) -> Tensor:

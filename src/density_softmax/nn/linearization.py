@@ -76,6 +76,10 @@ class Linearization:
             )
         return pushed
 
+    def forget_pushes(self) -> None:
+        """Let go of the graph that `push` keeps for its next call."""
+        self._transpose = None
+
     @contextlib.contextmanager
     def _products(self) -> Iterator[None]:
         self._phase.products = True
@@ -91,6 +95,7 @@ def left_singular_vectors(f: Linearization, iterations: int) -> Tensor:
     u = per_sample_unit(f.push(torch.randn_like(f.x)))
     for _ in range(iterations - 1):
         u = per_sample_unit(f.push(per_sample_unit(f.pull(u))))
+    f.forget_pushes()
     return u
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.errors import UserError
+from density_softmax.nn.headless import Headless
 from density_softmax.nn.precision import full_precision
 
 __all__ = ["LayerReader", "pooled"]
@@ -52,7 +53,9 @@ def pooled(h: Tensor) -> Tensor:
 
 
 def _submodule(encoder: nn.Module, name: str) -> nn.Module:
-    modules = dict(encoder.named_modules())
+    # Of a trained model the names are those that its owner knows.
+    root = encoder.model if isinstance(encoder, Headless) else encoder
+    modules = dict(root.named_modules())
     if name not in modules or name == "":
         known = [other for other in modules if other and other.count(".") < 2]
         raise UserError(f"the encoder has no layer '{name}'; there are: {', '.join(known)}")

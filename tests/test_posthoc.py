@@ -1,0 +1,222 @@
+"""Attaching uncertainty to models that are trained already."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import density_softmax as ds
+from density_softmax.errors import UserError
+from density_softmax.methods import DensitySoftmax
+from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
+from density_softmax.nn.reading import pooled
+from density_softmax.optimization import Adam, Descent
+from density_softmax.posthoc import default_config
+
+ENGINE = ds.EngineConfig(accelerator="cpu", predict_batch_size=32)
+
+
+class Convolutional(nn.Module):
+    """A network of the usual kind, with batch norm and a log-softmax behind its head."""
+
+    shape = (3, 8, 8)
+    layers = ("stem", "body")
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(True))
+        self.body = nn.Sequential(nn.Conv2d(6, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU())
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.fc(self.body(self.stem(x)).mean((2, 3))).log_softmax(-1)
+
+
+class Perceptron(nn.Module):
+    shape = (5,)
+    layers = ("hidden",)
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Sequential(nn.Linear(5, 16), nn.ReLU())
+        self.fc = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.fc(self.hidden(x))
+
+
+class Transformer(nn.Module):
+    """Reads token numbers."""
+
+    shape = (7,)
+    layers = ("embed", "encoder.layers.0")
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(50, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, tokens):
+        return self.fc(self.encoder(self.embed(tokens)).mean(1))
+
+
+MODELS = {kind.__name__.lower(): kind for kind in (Convolutional, Perceptron, Transformer)}
+
+
+def data(model, num_samples, seed):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (num_samples, *model.shape)
+    if isinstance(model, Transformer):
+        x = torch.randint(0, 50, shape, generator=generator)
+    else:
+        x = torch.randn(shape, generator=generator)
+    with torch.no_grad():
+        y = model(x).argmax(1)
+    return x, y
+
+
+def build(name):
+    torch.manual_seed(0)
+    return MODELS[name]().eval()
+
+
+def attached(model, layers=(), **options):
+    options = {"engine": ENGINE, "progress": False} | options
+    sets = {"train": data(model, 300, 1), "calibration": data(model, 100, 2)}
+    return ds.attach(model, head="fc", layers=layers, **sets, **options)
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    return build(request.param)
+
+
+@pytest.mark.parametrize("reads_layers", [False, True])
+def test_predicted_classes_are_the_models_own(model, reads_layers):
+    x, _ = data(model, 64, 3)
+    before = model(x).argmax(1)
+    method = attached(model, model.layers if reads_layers else ())
+    assert torch.equal(method.predict(x).probs.argmax(1), before)
+
+
+def test_the_model_keeps_its_weights_and_its_answers(model):
+    x, _ = data(model, 16, 3)
+    before, answer = copy.deepcopy(model.state_dict()), model(x)
+    attached(model, model.layers)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(model(x), answer)
+
+
+def test_one_pass_over_the_training_data_gives_all_features(model):
+    seen = []
+    first = model.get_submodule(model.layers[0])
+    first.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    train, calibration = data(model, 300, 1), data(model, 100, 2)
+    seen.clear()
+    ds.attach(
+        model,
+        head="fc",
+        train=train,
+        calibration=calibration,
+        layers=model.layers,
+        engine=ENGINE,
+        progress=False,
+    )
+    assert sum(seen) == 1 + 300 + 100  # one sample measures widths
+
+
+def test_unknown_layers_and_heads_are_answered_with_those_there_are(model):
+    with pytest.raises(UserError, match=r"no linear layer 'classifier'; there are: .*fc"):
+        ds.Headless(model, "classifier")
+    with pytest.raises(UserError, match=rf"no layer 'layer9'; there are: .*{model.layers[0]}"):
+        attached(model, ["layer9"])
+
+
+def same(first, second):
+    return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(first, second, strict=True))
+
+
+def test_saved_and_loaded_it_says_the_same(model, tmp_path):
+    x, _ = data(model, 16, 3)
+    method = attached(model, model.layers)
+    method.save(tmp_path / "model.safetensors")
+    fresh = ds.Headless(type(model)(), "fc")
+    assert same(ds.load(tmp_path / "model.safetensors", fresh).predict(x), method.predict(x))
+
+
+def test_a_copy_says_the_same_and_reads_its_own_layers(model):
+    x, _ = data(model, 16, 3)
+    method = attached(model, model.layers)
+    twin = copy.deepcopy(method)
+    expected = method.predict(x)
+    with torch.no_grad():
+        for parameter in method.encoder.parameters():
+            parameter.zero_()
+    assert same(twin.predict(x), expected)
+
+
+def test_compiled_it_says_the_same(model):
+    x, _ = data(model, 16, 3)
+    method = attached(model, model.layers)
+    with torch.no_grad():
+        expected = method(x)
+        compiled = torch.compile(method, backend="aot_eager", fullgraph=True)
+        assert same(compiled(x), expected)
+
+
+def test_in_double_precision_it_says_the_same():
+    model = build("convolutional")
+    x, _ = data(model, 16, 3)
+    method = attached(model, model.layers)
+    expected = method.predict(x)
+    assert torch.allclose(method.double().predict(x).probs.float(), expected.probs, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "density",
+    [
+        GaussianMixtureDensity.Config(),
+        GaussianMixtureDensity.Config(tied=True),
+        FlowDensity.Config(descent=Descent(epochs=2, optimizer=Adam(lr=1e-3))),
+    ],
+    ids=["mixture", "tied", "flow"],
+)
+def test_other_densities_can_be_chosen(density):
+    model = build("convolutional")
+    config = DensitySoftmax.Config(
+        representation=None, density=density, layers=model.layers, head=None
+    )
+    prediction = attached(model, config=config).predict(data(model, 16, 3)[0])
+    assert all(part.isfinite().all() for part in prediction)
+
+
+def test_inputs_unlike_the_data_lose_confidence_and_gain_uncertainty():
+    model = build("convolutional")
+    method = attached(model, model.layers)
+    x, _ = data(model, 200, 3)
+    near, far = method.predict(x), method.predict(x + 5)
+    assert far.probs.amax(1).mean() < near.probs.amax(1).mean() - 0.02
+    assert far.epistemic.min() > near.epistemic.max()
+
+
+def test_the_head_stage_changes_the_head_alone_and_only_if_asked():
+    model = build("convolutional")
+    before = copy.deepcopy(model.state_dict())
+    config = default_config(())
+    head = Descent(epochs=3, batch_size=32, optimizer=Adam(lr=1e-2))
+    attached(model, config=DensitySoftmax.Config(**{**vars(config), "head": head}))
+    changed = {n for n, value in model.state_dict().items() if not torch.equal(value, before[n])}
+    assert changed == {"fc.weight", "fc.bias"}
+
+
+def test_pooling_reads_mean_and_deviation_of_every_channel():
+    image, tokens = torch.randn(4, 3, 5, 6), torch.randn(4, 7, 3)
+    flat = image.flatten(2)
+    expected = torch.cat([flat.mean(2), flat.std(2, correction=0)], 1)
+    assert torch.allclose(pooled(image), expected, atol=1e-5)
+    expected = torch.cat([tokens.mean(1), tokens.std(1, correction=0)], 1)
+    assert torch.allclose(pooled(tokens), expected, atol=1e-5)
+    assert torch.equal(pooled(tokens[:, 0]), tokens[:, 0])
