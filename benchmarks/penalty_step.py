@@ -1,10 +1,10 @@
 """What each gradient penalty adds to a training step of a wide ResNet, in time and in memory.
 
 A step is forward pass, backward pass and SGD update on random images. All variants are timed in
-turn in one process, and each is compared with the plain step of the same turn. On a shared machine
-`--clock cpu` counts the seconds of this process alone; take one thread then, because idle threads
-count too. Memory is the largest number of bytes that autograd holds at one time for a backward
-pass, parameters not counted.
+turn in one process, and each of their steps is compared with a plain step right before it. On a
+shared machine `--clock cpu` counts the seconds of this process alone; take one thread then, because
+idle threads count too. Memory is the largest number of bytes that autograd holds at one time for
+a backward pass, parameters not counted.
 """
 
 from __future__ import annotations
@@ -201,32 +201,32 @@ def measure(
     clock: Callable[[], float],
 ) -> list[Row]:
     """Ratios to the plain step."""
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for loss, _ in ways.values():
-        trainer.step(loss)  # the first step of each plans its kernels
+    memory = {way: saved_bytes(trainer, *ways[way]) for way in ways}  # warms up as well
+    ratios: dict[str, list[float]] = {way: [] for way in ways}
     for repeat in range(repeats):
         for way in ways if repeat % 2 == 0 else reversed(ways):
-            seconds[way].append(seconds_per_step(trainer, *ways[way], clock))
-    memory = {way: saved_bytes(trainer, *ways[way]) for way in ways}
+            ratios[way].append(ratio_to_plain(trainer, ways[ERM][0], *ways[way], clock))
     rows = []
     for way in ways:
-        ratios = [t / plain for t, plain in zip(seconds[way], seconds[ERM], strict=True)]
         label = (name, "density_softmax", f"penalty={way}", 0, "cost")
         size = len(trainer.batch.x)
-        rows.append(Row(*label, f"train_step_ratio:{size}", statistics.median(ratios)))
+        rows.append(Row(*label, f"train_step_ratio:{size}", statistics.median(ratios[way])))
         if not math.isnan(memory[way]):
             rows.append(Row(*label, f"saved_memory_ratio:{size}", memory[way] / memory[ERM]))
     return rows
 
 
-def seconds_per_step(
-    trainer: Trainer, loss: Loss, period: int, clock: Callable[[], float]
+def ratio_to_plain(
+    trainer: Trainer, plain: Loss, loss: Loss, period: int, clock: Callable[[], float]
 ) -> float:
-    """The mean over a period of the loss."""
-    began = clock()
+    """Time of a period of the loss by that of as many plain steps, one of each in turn."""
+    seconds = [0.0, 0.0]
     for _ in range(period):
-        trainer.step(loss)
-    return (clock() - began) / period
+        for number, one in enumerate((plain, loss)):
+            began = clock()
+            trainer.step(one)
+            seconds[number] += clock() - began
+    return seconds[1] / seconds[0]
 
 
 def saved_bytes(trainer: Trainer, loss: Loss, period: int) -> float:

@@ -10,12 +10,14 @@ from density_softmax.version import __version__
 if TYPE_CHECKING:
     from density_softmax.posthoc import attach
     from density_softmax.engine import EngineConfig, fit
+    from density_softmax.estimator import DensitySoftmaxClassifier
     from density_softmax.methods import DensitySoftmax, Deterministic, load
     from density_softmax.nn.headless import Headless
     from density_softmax.types import Prediction
 
 __all__ = [
     "DensitySoftmax",
+    "DensitySoftmaxClassifier",
     "Deterministic",
     "EngineConfig",
     "Headless",
@@ -32,6 +34,7 @@ _HOMES = {
     "attach": "density_softmax.posthoc",
     "Headless": "density_softmax.nn.headless",
     "DensitySoftmax": "density_softmax.methods",
+    "DensitySoftmaxClassifier": "density_softmax.estimator",
     "Deterministic": "density_softmax.methods",
     "EngineConfig": "density_softmax.engine",
     "Prediction": "density_softmax.types",

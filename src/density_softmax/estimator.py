@@ -4,136 +4,316 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from density_softmax.config import from_dict
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.errors import UserError
 from density_softmax.methods import DensitySoftmax
-from density_softmax.nn.densities import DensityConfig
+from density_softmax.nn.densities import DensityConfig, GaussianMixtureDensity
 from density_softmax.nn.penalty import FrobeniusPenalty
 from density_softmax.nn.resffn import ResFFN
+from density_softmax.nn.scale import QuantileScale
 from density_softmax.optimization import Adam, Descent, OneCycle
 from density_softmax.types import Prediction
 
 __all__ = ["DensitySoftmaxClassifier"]
 
+Floats: TypeAlias = NDArray[np.float64]
+Indices: TypeAlias = NDArray[np.intp]
 
-class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):
+# Unless told otherwise, training takes so many steps and passes at least: tables of a hundred
+# rows need the steps, tables of a hundred thousand the passes.
+MIN_STEPS, MIN_EPOCHS = 200, 20
+# Rows predicted at a time.
+ROWS = 4096
+# Where float32 cannot tell probabilities apart, this much more goes to the likeliest class.
+TIE = 1e-9
+
+
+class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A small residual network that knows which rows are unlike those it was trained on.
+
+    Inputs are standardised and labels encoded. A stratified slice is held out of the training
+    data: it fits the temperature and the scale that make probabilities calibrated, and it sets
+    the thresholds of `predict(X, abstain=rate)`. Networks this small train fastest on one CPU
+    thread, which is what `fit` takes; use the `n_jobs` of `GridSearchCV` and its like for more.
+
+    Args:
+        width: number of features of the network; all its layers have it.
+        depth: number of residual layers.
+        epochs: passes over the training data. None takes as many as make 200 steps of the
+            optimizer, and no fewer than 20.
+        batch_size: rows per step.
+        learning_rate: highest learning rate of Adam; it rises to it and falls to zero again.
+        gradient_penalty: how strongly the network's Jacobian norm is pulled to 1 (λ of Eq. 4),
+            so that distances between rows survive in the features. 0 leaves it out.
+        density: on the features. "gaussian_mixture" has a Gaussian per class, with a covariance
+            of their own where every class has more training rows than `width` and a shared one
+            otherwise; "gaussian" has a single one; "radial" and "realnvp" are flows, slower to
+            train. A config from `density_softmax.nn.densities` is taken as it is.
+        validation_fraction: share of the rows that is held out. Every class keeps a row to train
+            on; if no class has a second one, the training rows calibrate too.
+        random_state: a number or a RandomState makes `fit` repeatable. None draws from the
+            operating system: global generators are neither used nor changed.
+        device: where `fit` computes: "cpu", "cuda", "mps" or "auto". The result is always on
+            the CPU, so that a pickle can be read anywhere.
+        verbose: 1 draws progress bars.
+
+    Attributes:
+        classes_: the labels, sorted.
+        n_features_in_: number of columns of X.
+        feature_names_in_: their names, if X was a data frame.
+        model_: the trained `DensitySoftmax` in float64. It reads rows as they are: the
+            standardisation is part of it.
+        heldout_epistemic_: epistemic uncertainty of the held-out rows, ascending; empty if no
+            row could be held out.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> from density_softmax import DensitySoftmaxClassifier
+        >>> X, y = load_iris(return_X_y=True, as_frame=True)
+        >>> classifier = DensitySoftmaxClassifier(random_state=0).fit(X, y)
+        >>> classifier.predict(X.tail(1) * 10, abstain=0.05)
+        array([None], dtype=object)
+    """
+
     def __init__(
         self,
         *,
-        width=64,
-        depth=2,
-        epochs=None,
-        batch_size=64,
-        learning_rate=5e-3,
-        weight_decay=0.0,
-        gradient_penalty=1e-2,
-        density="tied",
-        patience=None,
-        validation_fraction=0.2,
-        random_state=None,
-        device="cpu",
-        verbose=0,
-        steps=300,
-        min_epochs=20,
-        scale=None,
-    ):
-        self.__dict__.update({k: v for k, v in locals().items() if k != "self"})
+        width: int = 64,
+        depth: int = 2,
+        epochs: int | None = None,
+        batch_size: int = 64,
+        learning_rate: float = 1e-2,
+        gradient_penalty: float = 1e-2,
+        density: str | DensityConfig = "gaussian_mixture",
+        validation_fraction: float = 0.2,
+        random_state: int | np.random.RandomState | None = None,
+        device: str = "cpu",
+        verbose: int = 0,
+    ) -> None:
+        self.width = width
+        self.depth = depth
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.gradient_penalty = gradient_penalty
+        self.density = density
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
 
-    def fit(self, X, y):
+    def fit(self, X: Any, y: Any) -> DensitySoftmaxClassifier:
+        """Train on rows X, (rows, columns), and their labels y, of any type that can be sorted."""
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
-        self.classes_, labels = np.unique(y, return_inverse=True)
+        self.classes_, y = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise UserError("y has one class only")
-        rng = np.random.RandomState() if self.random_state is None else check_random_state(self.random_state)
-        seed = int(rng.randint(2**31))
-        train, heldout = hold_out(labels, self.validation_fraction, seed)
-        scaler = StandardScaler().fit(X[train])
-        x = scaler.transform(X)
-        with one_thread():
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                method = DensitySoftmax(ResFFN(X.shape[1], self.depth, self.width), len(self.classes_), self._config(len(train)))
-            engine = EngineConfig(accelerator=self.device, predict_batch_size=8192)
-            self.record_ = fit(method, (x[train], labels[train]), (x[heldout], labels[heldout]), seed=seed, engine=engine, progress=bool(self.verbose))
-            method.cpu().double()
-            method.encoder = nn.Sequential(Standardize(scaler), method.encoder)
-            self.model_ = method
-        self.heldout_epistemic_ = np.sort(self._predict(X[heldout]).epistemic.numpy())
+            raise UserError(f"y has one class only ({self.classes_[0]!r}): it needs two")
+        seed = draw_seed(self.random_state)
+        train, heldout = hold_out(y, self.validation_fraction, seed)
+        self.model_ = self._trained(X, y, train, heldout if len(heldout) else train, seed)
+        self.heldout_epistemic_ = np.sort(self._serve(X[heldout]).epistemic.numpy())
         return self
 
-    def _config(self, n):
-        steps = math.ceil(n / self.batch_size)
-        epochs = self.epochs or max(self.min_epochs, math.ceil(self.steps / steps))
-        from density_softmax.nn.densities import GaussianMixtureDensity as G
-        d = G.Config(tied=True) if self.density=="tied" else self.density if not isinstance(self.density, str) else from_dict(DensityConfig, {"kind": self.density})
-        from density_softmax.nn.scale import QuantileScale
-        kw = {"scale": QuantileScale.Config(quantile=.25)} if self.scale is None else {"scale": self.scale}
+    def predict_proba(self, X: Any) -> Floats:
+        """Class probabilities, (rows, classes), columns as in `classes_`; uniform far away."""
+        return self._prediction(X).probs.numpy()
+
+    def predict(self, X: Any, abstain: float | None = None) -> NDArray[Any]:
+        """The likeliest label of each row, or None where the model abstains.
+
+        Args:
+            X: the rows.
+            abstain: the share of rows like the training data on which to abstain by mistake,
+                such as 0.05. Rows whose epistemic uncertainty is higher than that share allows,
+                judged by the held-out rows, get None. With n rows held out the smallest share is
+                1 / (n + 1).
+
+        Returns:
+            Labels as in `classes_`. With `abstain` an array of dtype object, because None is no
+            label whatever the labels are: `pandas.isna(labels)` and `labels == None` find it.
+        """
+        probs, _, epistemic = self._prediction(X)
+        labels: NDArray[Any] = self.classes_[probs.argmax(-1).numpy()]
+        if abstain is None:
+            return labels
+        labels = labels.astype(object)
+        labels[epistemic.numpy() > self._threshold(abstain)] = None
+        return labels
+
+    def score_samples(self, X: Any) -> Floats:
+        """The log density of each row's features: low where the row is unlike the training data.
+
+        It is −inf where a row is too far away for the density to be computed.
+        """
+        return -self._prediction(X).epistemic.numpy()
+
+    def uncertainty(self, X: Any) -> tuple[Floats, Floats]:
+        """Aleatoric and epistemic uncertainty of each row.
+
+        The first is the entropy in nats that stays however far the row is from the training data
+        or near to it; the second is minus the log density.
+        """
+        _, aleatoric, epistemic = self._prediction(X)
+        return aleatoric.numpy(), epistemic.numpy()
+
+    def _trained(
+        self, X: Floats, y: Indices, train: Indices, heldout: Indices, seed: int
+    ) -> DensitySoftmax:
+        scaler = StandardScaler().fit(X[train])
+        if not scaler.var_.any():
+            raise UserError("no column of X varies on the training rows: there is nothing to learn")
+        x = scaler.transform(X)
+        with alone_on_one_thread():
+            method = self._untrained(X.shape[1], np.bincount(y[train]), seed)
+            fit(
+                method,
+                (x[train], y[train]),
+                (x[heldout], y[heldout]),
+                seed=seed,
+                engine=EngineConfig(accelerator=self.device, predict_batch_size=ROWS),
+                progress=bool(self.verbose),
+            )
+        # In float64 a row gets the same answer in whatever company it is predicted.
+        method.cpu().double()
+        method.encoder = nn.Sequential(Standardize(scaler), method.encoder)
+        return method
+
+    def _untrained(self, num_columns: int, class_counts: Indices, seed: int) -> DensitySoftmax:
+        if self.width < 1:
+            raise UserError(f"width={self.width}: choose 1 or more")
+        config = self._config(class_counts)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            encoder = ResFFN(num_columns, self.depth, self.width)
+            return DensitySoftmax(encoder, len(class_counts), config)
+
+    def _config(self, class_counts: Indices) -> DensitySoftmax.Config:
+        num_steps = math.ceil(class_counts.sum() / max(1, self.batch_size))
+        epochs = max(MIN_EPOCHS, math.ceil(MIN_STEPS / num_steps))
         return DensitySoftmax.Config(
+            # Projections, because the exact norm takes one pass per column.
             penalty=FrobeniusPenalty.Config(weight=self.gradient_penalty, exact_below=0),
-            density=d,
-            representation=Descent(epochs, self.batch_size, Adam(lr=self.learning_rate, weight_decay=self.weight_decay), OneCycle(), patience=self.patience),
-            head=None, **kw)
+            density=self._density_config(class_counts),
+            # Tens of held-out rows have too few below their 5 % quantile to judge a decay by.
+            scale=QuantileScale.Config(quantile=0.25),
+            representation=Descent(
+                epochs=epochs if self.epochs is None else self.epochs,
+                batch_size=self.batch_size,
+                optimizer=Adam(lr=self.learning_rate),
+                schedule=OneCycle(),
+            ),
+            head=None,
+        )
 
-    def _predict(self, X):
-        return self.model_.predict(torch.from_numpy(X))
+    def _density_config(self, class_counts: Indices) -> DensityConfig:
+        if isinstance(self.density, DensityConfig):
+            return self.density
+        if self.density == GaussianMixtureDensity.Config.kind:
+            # A covariance has full rank only if it has more rows than features.
+            return GaussianMixtureDensity.Config(tied=bool(class_counts.min() <= self.width))
+        return from_dict(DensityConfig, {"kind": self.density}, "density")
 
-    def _checked(self, X):
+    def _prediction(self, X: Any) -> Prediction:
         check_is_fitted(self)
-        return validate_data(self, X, dtype=np.float64, reset=False)
+        return self._serve(validate_data(self, X, dtype=np.float64, reset=False))
 
-    def predict_proba(self, X):
-        p = self._predict(self._checked(X)).probs.double()
-        return (p / p.sum(1, keepdim=True)).numpy()
+    def _serve(self, X: Floats) -> Prediction:
+        """What the model says of checked rows, in float64."""
+        x = torch.from_numpy(np.array(X, order="C"))  # a copy: torch takes no read-only arrays
+        parts = zip(*map(self._serve_batch, x.split(ROWS)), strict=True)
+        return Prediction(*(torch.cat(part).double() for part in parts))
 
-    def predict(self, X, abstain=None):
-        return self.classes_[self.predict_proba(X).argmax(1)]
+    @torch.no_grad()
+    def _serve_batch(self, x: Tensor) -> Prediction:
+        probs, aleatoric, epistemic = self.model_.predict(x)
+        likeliest = self.model_.head(self.model_.encode(x)).argmax(-1)
+        probs = probs.double() + TIE * F.one_hot(likeliest, len(self.classes_))
+        return Prediction(probs / probs.sum(-1, keepdim=True), aleatoric, epistemic)
 
-    def score_samples(self, X):
-        return -self._predict(self._checked(X)).epistemic.double().numpy()
+    def _threshold(self, rate: float) -> float:
+        """What a new row like the n held-out ones exceeds with a probability of at most `rate`.
+
+        If all n + 1 are exchangeable, the new one is among the k highest with probability
+        k / (n + 1).
+        """
+        num_heldout = len(self.heldout_epistemic_)
+        highest = math.floor((num_heldout + 1) * rate + 1e-9)
+        if not 1 <= highest <= num_heldout:
+            raise UserError(
+                f"abstain={rate}: choose a rate below 1 and of at least 1/{num_heldout + 1}, "
+                f"because {num_heldout} rows were held out; more rows or a larger "
+                "validation_fraction allow a smaller one"
+            )
+        return float(self.heldout_epistemic_[num_heldout - highest])
 
 
 class Standardize(nn.Module):
-    def __init__(self, scaler):
+    """(x − mean) / scale, with the constants of a fitted scaler."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, scaler: StandardScaler) -> None:
         super().__init__()
         self.register_buffer("mean", torch.from_numpy(scaler.mean_))
         self.register_buffer("scale", torch.from_numpy(scaler.scale_))
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
+        """Columns of mean 0 and standard deviation 1 on the training rows."""
         return (x - self.mean) / self.scale
 
 
-def hold_out(y, fraction, seed):
-    rng = np.random.default_rng(seed)
-    order = np.lexsort((rng.random(len(y)), y))
-    first = np.unique(y[order], return_index=True)[1]
+def draw_seed(random_state: int | np.random.RandomState | None) -> int:
+    """A number from a scikit-learn `random_state`, without the global generator."""
+    fresh = random_state is None
+    generator = np.random.RandomState() if fresh else check_random_state(random_state)
+    return int(generator.randint(np.iinfo(np.int32).max))
+
+
+def hold_out(y: Indices, fraction: float, seed: int) -> tuple[Indices, Indices]:
+    """Rows to train on and rows held out, each class in both by its share.
+
+    The first row of each class, in random order, is for training. The held-out rows are evenly
+    spaced among the others, which stand class by class; there are none if there are no others.
+    """
+    if not 0 < fraction < 1:
+        raise UserError(f"validation_fraction={fraction}: choose a share between 0 and 1")
+    order = np.lexsort((np.random.default_rng(seed).random(len(y)), y))
+    _, first = np.unique(y[order], return_index=True)
     spare = np.delete(order, first)
-    num = min(max(1, round(fraction * len(y))), len(spare))
-    if num == 0:
-        return order, order
-    heldout = spare[((np.arange(num) + 0.5) * len(spare) / num).astype(int)]
+    num_heldout = min(max(1, round(fraction * len(y))), len(spare))
+    places = (np.arange(num_heldout) + 0.5) * len(spare) / max(1, num_heldout)
+    heldout = np.sort(spare[places.astype(np.intp)])
     return np.setdiff1d(order, heldout), heldout
 
 
+TRAINING = threading.Lock()
+
+
 @contextlib.contextmanager
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def alone_on_one_thread() -> Iterator[None]:
+    """One fit at a time, on one thread: torch's generator and thread count are global."""
+    with TRAINING:
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(num_threads)
