@@ -9,55 +9,16 @@ from torch import nn
 import density_softmax as ds
 
 SUBJECTS = {
-    "sea": [
-        "wave",
-        "ship",
-        "harbour",
-        "sail",
-        "salt",
-        "anchor",
-        "tide",
-        "gull",
-        "storm",
-        "captain",
-        "deck",
-        "rope",
-    ],
-    "kitchen": [
-        "salt",
-        "oven",
-        "bread",
-        "butter",
-        "knife",
-        "pan",
-        "flour",
-        "sugar",
-        "taste",
-        "cook",
-        "spoon",
-        "bowl",
-    ],
-    "law": [
-        "court",
-        "judge",
-        "appeal",
-        "statute",
-        "clause",
-        "verdict",
-        "witness",
-        "trial",
-        "oath",
-        "motion",
-        "bail",
-        "plea",
-    ],
+    "sea": "wave ship harbour sail salt anchor tide gull storm captain deck rope",
+    "kitchen": "salt oven bread butter knife pan flour sugar taste cook spoon bowl",
+    "law": "court judge appeal statute clause verdict witness trial oath motion bail plea",
 }
-WORDS = sorted({word for words in SUBJECTS.values() for word in words})
+WORDS = sorted({word for words in SUBJECTS.values() for word in words.split()})
 
 
 def texts(subject: str, count: int, length: int = 12) -> torch.Tensor:
     """Sentences of random words of a subject, as numbers."""
-    numbers = torch.tensor([WORDS.index(word) for word in SUBJECTS[subject]])
+    numbers = torch.tensor([WORDS.index(word) for word in SUBJECTS[subject].split()])
     return numbers[torch.randint(len(numbers), (count, length))]
 
 

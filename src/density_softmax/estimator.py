@@ -254,14 +254,15 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         k / (n + 1).
         """
         num_heldout = len(self.heldout_epistemic_)
-        highest = math.floor((num_heldout + 1) * rate + 1e-9)
-        if not 1 <= highest <= num_heldout:
+        # Rounding must not cost a rate of exactly k / (n + 1).
+        highest = math.floor((num_heldout + 1) * rate + 1e-9) if 0 < rate < 1 else 0
+        if highest == 0:
             raise UserError(
                 f"abstain={rate}: choose a rate below 1 and of at least 1/{num_heldout + 1}, "
                 f"because {num_heldout} rows were held out; more rows or a larger "
                 "validation_fraction allow a smaller one"
             )
-        return float(self.heldout_epistemic_[num_heldout - highest])
+        return float(self.heldout_epistemic_[-highest])
 
 
 class Standardize(nn.Module):
