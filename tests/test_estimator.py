@@ -201,6 +201,15 @@ def test_the_model_inside_reads_rows_as_they_are(on_moons, moons):
     np.testing.assert_allclose(on_moons.predict_proba(moons[0]), probs, atol=1e-6)
 
 
+def test_tables_of_few_different_rows_are_known_and_others_are_not():
+    corners = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    rows = np.arange(200) % 4
+    classifier = DensitySoftmaxClassifier(random_state=0).fit(corners[rows], rows)
+    assert np.diag(classifier.predict_proba(corners)).min() >= 0.9
+    assert not pd.isna(classifier.predict(corners, abstain=0.05)).any()
+    assert pd.isna(classifier.predict(corners + 0.5, abstain=0.05)).all()
+
+
 @pytest.mark.parametrize("counts", [(1, 1), (1, 2), (1, 30), (2, 2, 2), (1,) * 6 + (40,)])
 def test_classes_of_one_and_two_rows_can_be_learned(counts):
     y = np.repeat(np.arange(len(counts)), counts)

@@ -28,7 +28,8 @@ from density_softmax.nn.penalty import FrobeniusPenalty
 from density_softmax.nn.resffn import ResFFN
 from density_softmax.nn.scale import QuantileScale
 from density_softmax.optimization import Adam, Descent, OneCycle
-from density_softmax.types import Prediction
+from density_softmax.stages import Estimate
+from density_softmax.types import Batch, Prediction
 
 __all__ = ["DensitySoftmaxClassifier"]
 
@@ -193,6 +194,7 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         # In float64 a row gets the same answer in whatever company it is predicted.
         method.cpu().double()
         method.encoder = nn.Sequential(Standardize(scaler), method.encoder)
+        calibrate(method, torch.tensor(X[heldout]), torch.tensor(y[heldout]))
         return method
 
     def _untrained(self, num_columns: int, class_counts: Indices, seed: int) -> DensitySoftmax:
@@ -262,7 +264,9 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
                 f"because {num_heldout} rows were held out; more rows or a larger "
                 "validation_fraction allow a smaller one"
             )
-        return float(self.heldout_epistemic_[-highest])
+        threshold = float(self.heldout_epistemic_[-highest])
+        # Nor may it make a row exceed its own twin among the held-out ones.
+        return threshold + 1e-9 * abs(threshold)
 
 
 class Standardize(nn.Module):
@@ -279,6 +283,20 @@ class Standardize(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Columns of mean 0 and standard deviation 1 on the training rows."""
         return (x - self.mean) / self.scale
+
+
+@torch.no_grad()
+def calibrate(method: DensitySoftmax, x: Tensor, y: Tensor) -> None:
+    """Repeat the scale stage in the precision in which the method is to serve.
+
+    Where many rows are alike, the interquartile range of their log densities is nearly 0, and
+    the rounding of float32 would make those very rows surprising.
+    """
+    scale = next(stage for stage in method.stages() if stage.name == "scale")
+    assert isinstance(scale, Estimate)
+    batches = zip(x.split(ROWS), y.split(ROWS), strict=True)
+    parts = [scale.statistics(Batch(method.features(x), y)) for x, y in batches]
+    scale.finish({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
 
 def draw_seed(random_state: int | np.random.RandomState | None) -> int:

@@ -1,0 +1,90 @@
+"""Every recipe is complete, serialisable, and says where it deviates."""
+
+import dataclasses
+
+import pytest
+
+from density_softmax.benchmark import identify, run
+from density_softmax.config import ConfigError, from_dict, override, to_dict
+from density_softmax.methods import DensitySoftmax, MethodConfig
+from density_softmax.recipes import RECIPES, Recipe, get_recipe
+
+CASES = [(recipe, method) for recipe in RECIPES for method in MethodConfig.members]
+
+
+@pytest.mark.parametrize(("recipe", "method"), CASES)
+def test_a_recipe_survives_the_way_to_a_dictionary_and_back(recipe, method):
+    chosen = get_recipe(recipe, method)
+    assert chosen.name == recipe
+    assert chosen.method.kind == method
+    assert from_dict(Recipe, to_dict(chosen)) == chosen
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_erm_and_density_softmax_train_the_network_alike(recipe):
+    erm, ours = (get_recipe(recipe, m).method for m in ("deterministic", "density_softmax"))
+    assert erm.descent == ours.representation
+
+
+@pytest.mark.parametrize(
+    ("changes", "variant"),
+    [
+        ([], "default"),
+        (["method.scale=max"], "scale=max"),
+        (["method.scale=range", "method.scale.low=-0.6"], "scale=range, scale.low=-0.6"),
+        (["data.shape=two_ovals"], "data.shape=two_ovals"),
+        (["engine.devices=2", "engine.threads=2"], "default"),
+        (["engine.precision=bf16-mixed"], "engine.precision=bf16-mixed"),
+    ],
+)
+def test_the_variant_is_the_deviation_from_the_recipe(changes, variant):
+    recipe = get_recipe("toy")
+    for change in changes:
+        recipe = override(recipe, change)
+    assert identify(recipe, seed=0)["variant"] == variant
+
+
+# Table "hyper-params" of the paper: epochs, batch, rate, λ, density and head epochs, range.
+PAPER = {
+    "toy": (100, 128, 1e-4, 1e-2, 300, 1, None),
+    "cifar10": (200, 64, 0.05, 1e-4, 50, 10, (-0.55, -0.45)),
+    "cifar100": (200, 64, 0.05, 1e-5, 50, 10, (-0.4, -0.3)),
+    "imagenet": (90, 64, 0.05, 1e-1, 10, 2, (-0.4, -0.3)),
+}
+
+
+@pytest.mark.parametrize("recipe", PAPER)
+def test_the_papers_numbers_are_the_papers(recipe):
+    method = get_recipe(recipe).method
+    assert isinstance(method, DensitySoftmax.Config)
+    train = method.representation
+    scale = to_dict(method.scale)
+    assert PAPER[recipe] == (
+        train.epochs,
+        train.batch_size,
+        train.optimizer.lr,
+        method.penalty.weight,
+        method.density.descent.epochs,
+        method.head.epochs,
+        (scale["low"], scale["high"]) if scale["kind"] == "range" else None,
+    )
+    assert method.density.descent.optimizer.lr == 1e-4
+
+
+def test_an_unknown_recipe_or_method_is_answered_with_those_there_are():
+    with pytest.raises(ConfigError, match="there are: toy, digits"):
+        get_recipe("tony")
+    with pytest.raises(ConfigError, match=r"no method 'x'; there are: deterministic"):
+        get_recipe("toy", "x")
+
+
+def test_digits_run_from_nothing_to_rows_of_every_corruption(tmp_path):
+    recipe = get_recipe("digits", "deterministic")
+    short = dataclasses.replace(recipe.method.descent, epochs=2)
+    recipe = dataclasses.replace(recipe, method=dataclasses.replace(recipe.method, descent=short))
+    rows = run(recipe, tmp_path / "run", progress=False)
+    accuracy = {row.split: row.value for row in rows if row.metric == "accuracy"}
+    assert len(accuracy) == 1 + 15 * 5
+    means = {row.metric: row.value for row in rows if row.split == "digits-c"}
+    corrupted = [value for split, value in accuracy.items() if split != "iid"]
+    assert means["caccuracy"] == pytest.approx(sum(corrupted) / len(corrupted))
