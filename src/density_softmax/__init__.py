@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from density_softmax.version import __version__
 
 if TYPE_CHECKING:
-    from density_softmax.posthoc import attach
     from density_softmax.engine import EngineConfig, fit
     from density_softmax.estimator import DensitySoftmaxClassifier
     from density_softmax.methods import DensitySoftmax, Deterministic, load
     from density_softmax.nn.headless import Headless
+    from density_softmax.posthoc import attach
     from density_softmax.types import Prediction
 
 __all__ = [

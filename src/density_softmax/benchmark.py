@@ -134,7 +134,7 @@ def claim(
 
 def build(recipe: Recipe, task: Task, seed: int) -> Method:
     """The untrained method of a recipe; the seed decides its first weights."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         encoder = recipe.encoder.build(task.input_shape)
         return recipe.method.build(encoder, task.num_classes, torch.zeros(1, *task.input_shape))

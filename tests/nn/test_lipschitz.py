@@ -50,7 +50,7 @@ def test_linear_network_has_the_norm_of_its_product() -> None:
 
 @pytest.mark.parametrize("hidden", [3, 10, 20])
 def test_true_constant_of_one_hidden_layer_lies_between_the_bounds(hidden: int) -> None:
-    # Biases of a few units each decide the pattern: with more inputs than units all can occur.
+    # With more inputs than units, every on/off pattern occurs somewhere.
     encoder = nn.Sequential(nn.Linear(24, hidden), nn.ReLU(), nn.Linear(hidden, 5)).double()
     W, V = encoder[0].weight.detach(), encoder[2].weight.detach()
     patterns = itertools.product((0.0, 1.0), repeat=hidden)

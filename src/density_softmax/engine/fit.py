@@ -69,7 +69,8 @@ def fit(
         writer=fabric.is_global_zero,
     )
     sources = {"train": as_source(train), "heldout": as_source(heldout)}
-    with torch.random.fork_rng(), Bars(progress and fabric.is_global_zero) as bars:
+    cuda = [fabric.device] if fabric.device.type == "cuda" else []
+    with torch.random.fork_rng(cuda), Bars(progress and fabric.is_global_zero) as bars:
         inspection = Inspection(method.num_classes)
         setting = Setting(fabric, method, seed, engine, checkpoints, bars, inspection)
         run_stages(setting, sources, features or {})
