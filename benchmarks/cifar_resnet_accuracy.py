@@ -12,11 +12,11 @@ import argparse
 import re
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from density_softmax.data import Images, find_images
 from density_softmax.nn.resnet import CifarResNet
 from density_softmax.types import Batch
 
@@ -27,11 +27,15 @@ STD = (0.229, 0.224, 0.225)
 
 def read_test_set(data: Path) -> Batch:
     """The normalised test images, (10000, 3, 32, 32), and their labels."""
-    file = data / "cifar-10-batches-bin" / "test_batch.bin"
-    records = torch.from_numpy(np.fromfile(file, dtype=np.uint8).reshape(-1, 1 + 3 * 32 * 32))
-    x = records[:, 1:].reshape(-1, 3, 32, 32) / 255
+    test = find_images("cifar10", data).images.read("test")
+    assert isinstance(test, Images)
+    return Batch(normalized(test.x), test.y)
+
+
+def normalized(x: Tensor) -> Tensor:
+    """Bytes as the networks expect them."""
     mean, std = (torch.tensor(value).reshape(3, 1, 1) for value in (MEAN, STD))
-    return Batch((x - mean) / std, records[:, 0].long())
+    return (x / 255 - mean) / std
 
 
 def depth_of(state: dict[str, Tensor]) -> int:
