@@ -33,7 +33,9 @@ format: setup ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 
 bench: setup ## run the benchmarks that need no downloaded data
-	$(BIN)/python benchmarks/feature_cache.py
+	$(BIN)/python benchmarks/feature_cache.py --images 1000
+	$(BIN)/python benchmarks/loading_speed.py
+	$(BIN)/python benchmarks/corruption_speed.py
 
 clean: ## remove the environment and everything generated
 	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
