@@ -153,7 +153,9 @@ class Network:
         """Every rule, from the same features."""
         example, methods = torch.zeros(1, 3, 32, 32), {}
         for name, config in track(rules().items(), description=f"{self.name}: rules"):
-            method = around(Headless(self.model, "1"), config, example)
+            # A copy each: the hooks of one rule are not to slow down another.
+            model = load_classifier(self.model_state())
+            method = around(Headless(model, "1"), config, example)
             width = None if config.layers else method.num_features
             features = {k: ArraySource(v.x[:, :width], v.y) for k, v in known.items()}
             sources = self.images.train, self.images.calibration
