@@ -38,8 +38,8 @@ def run(
     """Train and evaluate a recipe into a run directory; returns its rows."""
     fabric = start(recipe.engine)
     directory, identity = RunDirectory(out), identify(recipe, seed)
+    data = recipe.data.load(seed)  # before the directory is claimed: data may be missing
     claim(fabric, directory, identity, resume)
-    data = recipe.data.load(seed)
     method = build(recipe, data.task, seed)
     record = fit(
         method,
