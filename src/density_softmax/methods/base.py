@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from density_softmax.config import Family, from_dict, to_dict
 from density_softmax.errors import UserError
 from density_softmax.nn.backbone import feature_width
+from density_softmax.nn.randomness import seeded
 from density_softmax.stages import Stage
 from density_softmax.storage import StorageError, load_tensors, save_tensors
 from density_softmax.types import Prediction
@@ -67,11 +68,12 @@ class Method(nn.Module, ABC):
         return z
 
     @torch.no_grad()
-    def predict(self, x: Any) -> Prediction:
+    def predict(self, x: Any, seed: int | None = None) -> Prediction:
         """Serve a batch: evaluation mode, on the model's device, bad rows flagged.
 
         A row with a NaN or an infinite value, or one too large to compute with, gets uniform
-        probabilities and infinite epistemic uncertainty; the others are served as usual.
+        probabilities and infinite epistemic uncertainty; the others are served as usual. A seed
+        makes the prediction of a method that draws samples reproducible; without one it varies.
         """
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
@@ -80,7 +82,9 @@ class Method(nn.Module, ABC):
             x = torch.as_tensor(x).to(reference.device)
             if x.ndim < 2:
                 raise UserError(f"inputs of shape {tuple(x.shape)}: predict takes a batch of them")
-            return self._flagged(x.to(reference.dtype) if x.is_floating_point() else x)
+            x = x.to(reference.dtype) if x.is_floating_point() else x
+            with seeded(seed, x.device):
+                return self._flagged(x)
         finally:
             for module, mode in modes:
                 module.training = mode

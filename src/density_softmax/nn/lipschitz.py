@@ -377,13 +377,13 @@ def _(module: WideResNet) -> list[Part]:
 
 @_pieces.register
 def _(module: ResNet) -> list[Part]:
-    stem = nn.Sequential(module.conv1, module.bn1, nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+    stem = nn.Sequential(module.conv1, module.bn1, module.activation, nn.MaxPool2d(3, 2, 1))
     groups = nn.Sequential(module.layer1, module.layer2, module.layer3, module.layer4)
     return [*_pieces(stem), *_pieces(groups), Linear(_mean_of_pixels)]
 
 
 @_pieces.register
 def _(module: CifarResNet) -> list[Part]:
-    stem = nn.Sequential(module.conv1, module.bn1, nn.ReLU())
+    stem = nn.Sequential(module.conv1, module.bn1, module.activation)
     groups = nn.Sequential(module.layer1, module.layer2, module.layer3)
     return [*_pieces(stem), *_pieces(groups), Linear(_mean_of_pixels)]

@@ -108,13 +108,15 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(out_channels)
         self.conv2 = conv3x3(out_channels, out_channels)
         self.bn2 = nn.BatchNorm2d(out_channels)
+        self.activation = nn.ReLU()
         self.shortcut = SubsampleAndPad(in_channels, out_channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output, at 1/stride of the size of `x`."""
-        h = F.relu(self.bn1(self.conv1(x)))
+        h = self.activation(self.bn1(self.conv1(x)))
         h = self.bn2(self.conv2(h))
-        return F.relu(self.shortcut(x) + h)
+        y: Tensor = self.activation(self.shortcut(x) + h)
+        return y
 
 
 class Bottleneck(nn.Module):
@@ -133,6 +135,7 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(channels)
         self.conv3 = conv1x1(channels, out_channels)
         self.bn3 = nn.BatchNorm2d(out_channels)
+        self.activation = nn.ReLU()
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or in_channels != out_channels:
             self.downsample = nn.Sequential(
@@ -141,10 +144,11 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output, at 1/stride of the size of `x`."""
-        h = F.relu(self.bn1(self.conv1(x)))
-        h = F.relu(self.bn2(self.conv2(h)))
+        h = self.activation(self.bn1(self.conv1(x)))
+        h = self.activation(self.bn2(self.conv2(h)))
         h = self.bn3(self.conv3(h))
-        return F.relu(self.downsample(x) + h)
+        y: Tensor = self.activation(self.downsample(x) + h)
+        return y
 
 
 @final
@@ -187,6 +191,7 @@ class ResNet(Backbone):
         n1, n2, n3, n4 = self.NUM_BLOCKS[config.depth]
         self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
+        self.activation = nn.ReLU()
         self.layer1 = group(Bottleneck, 64, 256, n1, stride=1)
         self.layer2 = group(Bottleneck, 256, 512, n2, stride=2)
         self.layer3 = group(Bottleneck, 512, 1024, n3, stride=2)
@@ -195,7 +200,7 @@ class ResNet(Backbone):
 
     def forward(self, x: Tensor) -> Tensor:
         """The features of a batch of images, (batch, 2048)."""
-        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.activation(self.bn1(self.conv1(x)))
         x = F.max_pool2d(x, 3, stride=2, padding=1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return x.mean(dim=(2, 3))
@@ -230,6 +235,7 @@ class CifarResNet(Backbone):
         n = blocks_per_group(config.depth, offset=2)
         self.conv1 = conv3x3(in_channels, 16)
         self.bn1 = nn.BatchNorm2d(16)
+        self.activation = nn.ReLU()
         self.layer1 = group(BasicBlock, 16, 16, n, stride=1)
         self.layer2 = group(BasicBlock, 16, 32, n, stride=2)
         self.layer3 = group(BasicBlock, 32, 64, n, stride=2)
@@ -237,6 +243,6 @@ class CifarResNet(Backbone):
 
     def forward(self, x: Tensor) -> Tensor:
         """The features of a batch of images, (batch, 64)."""
-        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.activation(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         return x.mean(dim=(2, 3))

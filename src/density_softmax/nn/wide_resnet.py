@@ -7,7 +7,6 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from density_softmax.config import ConfigError
 from density_softmax.nn.backbone import Backbone, BackboneConfig
@@ -37,14 +36,15 @@ class PreActivationBlock(nn.Module):
         self.conv1 = conv3x3(in_channels, out_channels, stride)
         self.bn2 = nn.BatchNorm2d(out_channels)
         self.conv2 = conv3x3(out_channels, out_channels)
+        self.activation = nn.ReLU()
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != out_channels:
             self.shortcut = conv1x1(in_channels, out_channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output, at 1/stride of the size of `x`."""
-        h = self.conv1(F.relu(self.bn1(x)))
-        h = self.conv2(F.relu(self.bn2(h)))
+        h = self.conv1(self.activation(self.bn1(x)))
+        h = self.conv2(self.activation(self.bn2(h)))
         y: Tensor = self.shortcut(x) + h
         return y
 
@@ -97,6 +97,7 @@ class WideResNet(Backbone):
         self.group2 = group(PreActivationBlock, 16 * k, 32 * k, n, stride=2)
         self.group3 = group(PreActivationBlock, 32 * k, 64 * k, n, stride=2)
         self.bn = nn.BatchNorm2d(64 * k)
+        self.activation = nn.ReLU()
         he_normal_(self)
         self.memory_format = torch.channels_last if config.channels_last else torch.preserve_format
 
@@ -104,4 +105,5 @@ class WideResNet(Backbone):
         """The features of a batch of images, (batch, 64 · width)."""
         x = x.to(memory_format=self.memory_format)  # all layers below keep the format they are fed
         x = self.group3(self.group2(self.group1(self.stem(x))))
-        return F.relu(self.bn(x)).mean(dim=(2, 3))
+        h: Tensor = self.activation(self.bn(x))
+        return h.mean(dim=(2, 3))

@@ -1,0 +1,51 @@
+import math
+
+import torch
+from torch.distributions import Categorical
+
+from density_softmax.nn.averaging import average_members, nll_of_average
+
+LOGITS = 3 * torch.randn(5, 7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_the_parts_are_those_of_the_mixture_of_categoricals():
+    probs, aleatoric, epistemic = average_members(LOGITS)
+    members = Categorical(logits=LOGITS)
+    mixture = Categorical(probs=members.probs.mean(0))
+    torch.testing.assert_close(probs.double(), mixture.probs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(aleatoric.double(), members.entropy().mean(0), rtol=0, atol=1e-6)
+    information = mixture.entropy() - members.entropy().mean(0)
+    torch.testing.assert_close(epistemic.double(), information, rtol=0, atol=1e-6)
+
+
+def test_members_that_agree_leave_nothing_epistemic():
+    probs, aleatoric, epistemic = average_members(LOGITS[:1].expand(3, -1, -1))
+    torch.testing.assert_close(probs, LOGITS[0].float().softmax(-1))
+    assert (epistemic >= 0).all()
+    assert (epistemic < 1e-6).all()
+    torch.testing.assert_close(aleatoric.double(), Categorical(logits=LOGITS[0]).entropy())
+
+
+def test_certain_members_that_contradict_each_other_are_all_epistemic():
+    logits = torch.tensor([[[1e4, 0.0]], [[0.0, 1e4]]])
+    probs, aleatoric, epistemic = average_members(logits)
+    torch.testing.assert_close(probs, torch.tensor([[0.5, 0.5]]))
+    assert aleatoric.item() == 0
+    torch.testing.assert_close(epistemic, torch.tensor([math.log(2)]))
+
+
+def test_nll_is_of_the_mean_probability_and_not_the_mean_of_the_nlls():
+    y = torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    expected = -LOGITS.softmax(-1).mean(0)[torch.arange(7), y].log()
+    torch.testing.assert_close(nll_of_average(LOGITS, y).double(), expected, rtol=1e-5, atol=1e-6)
+    single = nll_of_average(LOGITS[:1], y)
+    assert (
+        nll_of_average(LOGITS, y).mean()
+        < torch.stack([nll_of_average(LOGITS[m : m + 1], y) for m in range(5)]).mean()
+    ).item()
+    torch.testing.assert_close(
+        single.double(),
+        torch.nn.functional.cross_entropy(LOGITS[0], y, reduction="none"),
+        rtol=1e-5,
+        atol=1e-6,
+    )
