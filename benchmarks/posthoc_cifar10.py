@@ -1,11 +1,12 @@
 """Uncertainty attached to trained CIFAR-10 ResNets: every rule, on corruptions and OOD sets.
 
-    python benchmarks/posthoc_cifar10.py --data DIR --weights FILE [FILE ...] --out DIR
+    python benchmarks/posthoc_cifar10.py --data DIR [--weights FILE ...] [--out DIR]
 
 DIR holds `cifar-10-batches-bin/`, `svhn/test_32x32.mat` and `cifar100_prefix.npz`; each FILE is a
-safetensors file of a CIFAR ResNet with its classifier `linear`. A part of the test images chosen
-by the seed calibrates; the others, their 15 corruptions in five severities, SVHN and CIFAR-100
-are what is reported. Features are computed once per set and serve all rules.
+safetensors file of a CIFAR ResNet with its classifier `linear`, by default those in DIR. A part
+of the test images chosen by the seed calibrates; the others, their 15 corruptions in five
+severities, SVHN and CIFAR-100 are what is reported. Features are computed once per set and serve
+all rules. Written are rows.csv, table.md and a figure, calibration.png.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from rich.progress import track
 from safetensors.torch import load_file
 from torch import Tensor
@@ -44,6 +46,14 @@ from density_softmax.nn.scale import (
 )
 from density_softmax.optimization import Adam, Descent
 from density_softmax.posthoc import around, default_config
+from density_softmax.report.style import (
+    DARK_BLUE,
+    DARK_ORANGE,
+    PAGE,
+    RED,
+    new_figure,
+    paper_style,
+)
 from density_softmax.rows import write_rows
 from density_softmax.types import Row, Source
 
@@ -56,7 +66,7 @@ def rules() -> dict[str, DensitySoftmax.Config]:
     """What is compared. The density that ERM and its controls carry is not used."""
     base = default_config(LAYERS)
     last = dataclasses.replace(base, layers=(), energy=False)
-    shallow = dataclasses.replace(base, energy=False)
+    shallow = dataclasses.replace(base, last=False, energy=False)
     flow = FlowDensity.Config(descent=Descent(epochs=20, optimizer=Adam(lr=1e-3)))
     mixture = GaussianMixtureDensity.Config()
     change = dataclasses.replace
@@ -75,7 +85,10 @@ def rules() -> dict[str, DensitySoftmax.Config]:
         "quantile, layers, realnvp": change(shallow, density=flow),
         "quantile, layers, mixture": change(shallow, density=mixture),
         "quantile, layers, gaussian": shallow,
-        "quantile, layers + energy, realnvp": change(base, density=flow),
+        "quantile, layers + energy, gaussian": change(base, last=False),
+        "quantile, both + energy, realnvp": change(base, density=flow),
+        "quantile, both + energy, mixture": change(base, density=mixture),
+        "range, both + energy, gaussian": change(base, scale=RangeScale.Config()),
         "quantile, exponential tail": change(base, scale=QuantileScale.Config(tail="exponential")),
         "quantile, power tail": change(base, scale=QuantileScale.Config(tail="power")),
         "default": base,
@@ -202,7 +215,8 @@ class Network:
 @torch.no_grad()
 def predict(method: DensitySoftmax, features: Tensor) -> ds.Prediction:
     """The prediction from features of which the method may read only the first columns."""
-    return method.predict_features(features[:, : max(method.num_features, method.columns.stop)])
+    width = max(columns.stop for columns in method.evidence.columns)
+    return method.predict_features(features[:, : max(method.num_features, width)])
 
 
 def table(rows: list[Row], network: str) -> str:
@@ -230,6 +244,44 @@ def table(rows: list[Row], network: str) -> str:
         shown = ["" if cell is None else f"{cell:.3f}" for cell in cells]
         lines.append(f"| {variant} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
+
+
+SHOWN = {
+    "erm": ("ERM", "#6e7781", "o"),
+    "temperature_scaling": ("temperature scaling", DARK_ORANGE, "s"),
+    "range, last, realnvp": ("Density-Softmax, the paper's code", RED, "^"),
+    "default": ("Density-Softmax, ours", DARK_BLUE, "D"),
+}
+
+
+def draw(rows: list[Row], networks: list[str]) -> Figure:
+    """Calibration against severity: means over the 15 corruptions, with the clean images at 0."""
+    figure = new_figure(PAGE, 2.3 * len(networks))
+    grid = figure.subplots(len(networks), 2, squeeze=False, sharex=True)
+    for network, line in zip(networks, grid, strict=True):
+        for axes, (metric, name) in zip(line, (("ece", "ECE"), ("nll", "NLL")), strict=True):
+            for variant, (label, color, marker) in SHOWN.items():
+                means = by_severity(rows, network, variant, metric)
+                axes.plot(range(6), means, color=color, marker=marker, label=label, markersize=3)
+            axes.set_ylabel(f"{name}, {network}")
+            axes.set_ylim(bottom=0)
+            axes.set_xticks(range(6), ["clean", "1", "2", "3", "4", "5"])
+    for axes in grid[-1]:
+        axes.set_xlabel("severity of the corruption")
+    grid[0][0].legend()
+    figure.set_layout_engine("constrained")
+    return figure
+
+
+def by_severity(rows: list[Row], network: str, variant: str, metric: str) -> list[float]:
+    """The clean value, then the mean over corruptions at each severity."""
+    values: dict[int, list[float]] = {severity: [] for severity in range(6)}
+    for row in rows:
+        mine = row.recipe == f"posthoc_cifar10/{network}" and row.variant == variant
+        if mine and row.metric == metric:
+            *_, last = row.split.split("/")
+            values[int(last) if last.isdigit() else 0].append(row.value)
+    return [sum(found) / len(found) for found in values.values()]
 
 
 def as_rows(network: str, seed: int, found: dict[str, Found]) -> list[Row]:
@@ -268,6 +320,8 @@ def main() -> None:
     names = dict.fromkeys(row.recipe.partition("/")[2] for row in rows)
     text = "\n\n".join(table(rows, name) for name in names)
     (args.out / "table.md").write_text(text + "\n", encoding="utf-8")
+    with paper_style():
+        draw(rows, list(names)).savefig(args.out / "calibration.png", dpi=200)
 
 
 def parse() -> argparse.Namespace:
@@ -276,13 +330,17 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--weights", type=Path, required=True, nargs="+", metavar="FILE")
+    parser.add_argument("--weights", type=Path, nargs="+", metavar="FILE", default=[])
     parser.add_argument("--out", type=Path, default=Path("runs/posthoc_cifar10"))
     parser.add_argument("--images", type=int, help="of the test images; all if not given")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=300, help="rounds of the latency")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.weights = args.weights or sorted(args.data.glob("*.safetensors"))
+    if not args.weights:
+        parser.error(f"{args.data} holds no .safetensors file: name the networks with --weights")
+    return args
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # From the bottom up. A module may import from its own layer and from those below it.
 LAYERS = (
     ("version", "errors"),
+    ("decoding",),
     ("config", "types", "storage"),
     ("optimization", "rows"),
     ("stages",),
@@ -22,7 +23,7 @@ LAYERS = (
     ("methods",),
     ("engine",),
     ("recipes", "report"),
-    ("benchmark", "posthoc", "estimator"),
+    ("benchmark", "posthoc", "estimator", "deploy"),
     ("cli", "__main__"),
 )
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
@@ -79,6 +80,19 @@ def test_a_method_never_imports_another():
         modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         others = {m for m in modules if m and m.startswith("density_softmax.methods.")}
         assert file.name == "__init__.py" or others <= {"density_softmax.methods.base"}, file
+
+
+def test_serving_imports_nothing_that_trains():
+    serving = {"card", "predictor", "inputs", "outputs", "stream"}
+    allowed = {f"density_softmax.deploy.{name}" for name in serving}
+    allowed |= {"density_softmax.errors", "density_softmax.decoding"}
+    for name in serving:
+        tree = ast.parse((SOURCE / "deploy" / f"{name}.py").read_text(encoding="utf-8"))
+        modules = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
+        own = {module for module in modules if module.startswith("density_softmax")}
+        assert own <= allowed, name
+        if name == "predictor":
+            assert own == {"density_softmax.errors", "density_softmax.deploy.card"}
 
 
 def test_functions_are_short():

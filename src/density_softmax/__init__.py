@@ -8,22 +8,60 @@ from typing import TYPE_CHECKING, Any
 from density_softmax.version import __version__
 
 if TYPE_CHECKING:
+    from density_softmax.deploy.exporter import export
+    from density_softmax.deploy.predictor import Predictor
     from density_softmax.engine import EngineConfig, fit
     from density_softmax.estimator import DensitySoftmaxClassifier
-    from density_softmax.methods import DensitySoftmax, Deterministic, load
+    from density_softmax.methods import (
+        DDU,
+        DUE,
+        DUQ,
+        MIMO,
+        SNGP,
+        BatchEnsemble,
+        ConstantTemperature,
+        DeepEnsemble,
+        DensitySoftmax,
+        Deterministic,
+        Heteroscedastic,
+        MCDropout,
+        MeanField,
+        NaturalPosteriorNetwork,
+        PosteriorNetwork,
+        Rank1BNN,
+        TemperatureScaling,
+        load,
+    )
     from density_softmax.nn.headless import Headless
     from density_softmax.posthoc import attach
     from density_softmax.types import Prediction
 
 __all__ = [
+    "DDU",
+    "DUE",
+    "DUQ",
+    "MIMO",
+    "SNGP",
+    "BatchEnsemble",
+    "ConstantTemperature",
+    "DeepEnsemble",
     "DensitySoftmax",
     "DensitySoftmaxClassifier",
     "Deterministic",
     "EngineConfig",
     "Headless",
+    "Heteroscedastic",
+    "MCDropout",
+    "MeanField",
+    "NaturalPosteriorNetwork",
+    "PosteriorNetwork",
     "Prediction",
+    "Predictor",
+    "Rank1BNN",
+    "TemperatureScaling",
     "__version__",
     "attach",
+    "export",
     "fit",
     "load",
 ]
@@ -31,13 +69,30 @@ __all__ = [
 # Public names and where they live. They are imported when first used, because torch takes
 # seconds to import and neither `--help` nor a deployed model needs it.
 _HOMES = {
+    "DDU": "density_softmax.methods",
+    "DUE": "density_softmax.methods",
+    "DUQ": "density_softmax.methods",
+    "MIMO": "density_softmax.methods",
+    "SNGP": "density_softmax.methods",
     "attach": "density_softmax.posthoc",
     "Headless": "density_softmax.nn.headless",
+    "BatchEnsemble": "density_softmax.methods",
+    "ConstantTemperature": "density_softmax.methods",
+    "DeepEnsemble": "density_softmax.methods",
     "DensitySoftmax": "density_softmax.methods",
     "DensitySoftmaxClassifier": "density_softmax.estimator",
     "Deterministic": "density_softmax.methods",
     "EngineConfig": "density_softmax.engine",
+    "Heteroscedastic": "density_softmax.methods",
+    "MCDropout": "density_softmax.methods",
+    "MeanField": "density_softmax.methods",
+    "NaturalPosteriorNetwork": "density_softmax.methods",
+    "PosteriorNetwork": "density_softmax.methods",
     "Prediction": "density_softmax.types",
+    "Predictor": "density_softmax.deploy.predictor",
+    "Rank1BNN": "density_softmax.methods",
+    "TemperatureScaling": "density_softmax.methods",
+    "export": "density_softmax.deploy.exporter",
     "fit": "density_softmax.engine",
     "load": "density_softmax.methods",
 }

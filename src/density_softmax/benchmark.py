@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,15 @@ from density_softmax.engine.evaluate import (
     mean_over_shifts,
 )
 from density_softmax.engine.progress import Bars
+from density_softmax.engine.runtime import derive_seed
+from density_softmax.engine.samples import keep_features, training_sample
 from density_softmax.engine.sharing import num_batches
 from density_softmax.errors import UserError
 from density_softmax.methods import Deterministic, Method
 from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.types import Data, Prediction, Row, Split, Task
 
-__all__ = ["default_directory", "evaluate", "load_run", "prepare", "run"]
+__all__ = ["choose_member", "default_directory", "evaluate", "load_run", "prepare", "run"]
 
 Found = dict[str, dict[str, float]]
 
@@ -38,28 +41,80 @@ def run(
     """Train and evaluate a recipe into a run directory; returns its rows."""
     fabric = start(recipe.engine)
     directory, identity = RunDirectory(out), identify(recipe, seed)
-    data = recipe.data.load(seed)  # before the directory is claimed: data may be missing
+    data = recipe.load_data(seed)  # before the directory is claimed: data may be missing
     claim(fabric, directory, identity, resume)
-    method = build(recipe, data.task, seed)
-    record = fit(
-        method,
-        data.train,
-        data.heldout,
-        seed=seed,
-        directory=out,
-        resume=True,  # a directory that may not be continued was refused above
-        identity=identity,
-        engine=recipe.engine,
-        fabric=fabric,
-        progress=progress,
-    )
+    method, record = train(fabric, recipe, seed, data, directory, progress)
     found = measure(fabric, recipe, method, data, directory, progress)
     found["cost"] |= {f"train_seconds:{stage.name}": stage.seconds for stage in record.finished}
     rows = as_rows(identity, found)
     if fabric.is_global_zero:
-        directory.save_epochs(record.epochs)
         directory.save_rows(rows)
     return rows
+
+
+def train(
+    fabric: Fabric, recipe: Recipe, seed: int, data: Data, directory: RunDirectory, progress: bool
+) -> tuple[Method, Checkpoints]:
+    """The trained method of a run whose directory is claimed, and the record of its training."""
+    if recipe.method.parts():
+        method, record = train_members(fabric, recipe, seed, data, directory, progress)
+    else:
+        method = build(recipe, data.task, seed)
+        record = fit(
+            method,
+            data.train,
+            data.heldout,
+            seed=seed,
+            directory=directory.path,
+            resume=True,  # a directory that may not be continued was not claimed
+            identity=directory.identity(),
+            engine=recipe.engine,
+            fabric=fabric,
+            progress=progress,
+        )
+    if fabric.is_global_zero:
+        directory.save_epochs(record.epochs)
+    return method, record
+
+
+def train_members(
+    fabric: Fabric, recipe: Recipe, seed: int, data: Data, directory: RunDirectory, progress: bool
+) -> tuple[Method, Checkpoints]:
+    """The method put together from its parts: those that are finished are loaded, others trained.
+
+    Each is a run in a directory of its own, and where that run was trained does not matter.
+    """
+    method, record = build(recipe, data.task, seed), Checkpoints(None, {})
+    runs = zip(method.parts(), member_runs(recipe, seed), strict=True)
+    for number, (part, (part_recipe, part_seed)) in enumerate(runs):
+        place = directory.member(number)
+        claim(fabric, place, identify(part_recipe, part_seed), resume=True)
+        trained, its = train(fabric, part_recipe, part_seed, data, place, progress)
+        part.load_state_dict(trained.state_dict())
+        record.include(its, f"member{number}")
+    fabric.to_device(method)
+    return method.eval(), record
+
+
+def member_runs(recipe: Recipe, seed: int) -> list[tuple[Recipe, int]]:
+    """The recipe and the seed of each part of a method: the same data, other weights and orders."""
+    data_seed = seed if recipe.data_seed is None else recipe.data_seed
+    return [
+        (replace(recipe, method=part, data_seed=data_seed), derive_seed(seed, number))
+        for number, part in enumerate(recipe.method.parts())
+    ]
+
+
+def choose_member(recipe: Recipe, seed: int, out: Path, number: int) -> tuple[Recipe, int, Path]:
+    """Recipe, seed and directory of the run that trains one part of a method in `out`."""
+    runs = member_runs(recipe, seed)
+    if number >= len(runs):
+        raise UserError(
+            f"--member {number}: {recipe.method.kind} has {len(runs)} members, counted from 0"
+            if runs
+            else f"--member {number}: {recipe.method.kind} has no members; leave --member away"
+        )
+    return *runs[number], RunDirectory(out).member(number).path
 
 
 def evaluate(
@@ -74,7 +129,7 @@ def evaluate(
     recipe = with_sets(recipe, shifts, ood)
     fabric = start(recipe.engine)
     fabric.to_device(method)
-    found = measure(fabric, recipe, method, recipe.data.load(seed), directory, progress)
+    found = measure(fabric, recipe, method, recipe.load_data(seed), directory, progress)
     rows = as_rows(directory.identity(), found)
     new = {(row.split, row.metric) for row in rows}
     rows = [row for row in directory.rows() if (row.split, row.metric) not in new] + rows
@@ -85,15 +140,24 @@ def evaluate(
 
 def load_run(path: Path) -> tuple[Recipe, int, Method]:
     """The recipe, the seed and the trained method of a finished run."""
-    identity = RunDirectory(path).identity()
+    directory = RunDirectory(path)
+    identity = directory.identity()
     recipe, seed = from_dict(Recipe, identity["recipe"]), int(identity["seed"])
-    task = recipe.data.load(seed).task
-    method = build(recipe, task, seed)
-    record = Checkpoints(path, identity, resume=True, writer=False)
-    if len(record.finished) < len(method.stages()):
-        raise UserError(f"{path}: is not finished; continue it with train --resume")
-    record.restore(method)
+    method = build(recipe, recipe.load_data(seed).task, seed)
+    restore(method, directory)
     return recipe, seed, method.eval()
+
+
+def restore(method: Method, directory: RunDirectory) -> None:
+    """Load the weights that a finished run left, or the runs of its parts."""
+    for number, part in enumerate(method.parts()):
+        restore(part, directory.member(number))
+    if method.parts():
+        return
+    record = Checkpoints(directory.path, directory.identity(), resume=True, writer=False)
+    if len(record.finished) < len(method.stages()):
+        raise UserError(f"{directory.path}: is not finished; continue it with train --resume")
+    record.restore(method)
 
 
 def prepare(name: str, method: str, changes: Sequence[str] = ()) -> Recipe:
@@ -150,13 +214,15 @@ def measure(
 ) -> Found:
     """Predict every split, keep the predictions, and compute the metrics of each."""
     found, inside, size = Found(), None, recipe.engine.predict_batch_size
+    splits = (*data.splits, training_sample(data.train))
     with Bars(progress and fabric.is_global_zero) as bars:
-        bar = bars.add("predict", sum(num_batches(len(s.source), size) for s in data.splits))
-        for split in data.splits:
+        bar = bars.add("predict", sum(num_batches(len(s.source), size) for s in splits))
+        for split in splits:
             bar.note(split.name)
             prediction, labels = predict(fabric, method, split.source, size, tick=bar.advance)
             if fabric.is_global_zero:
                 directory.save_prediction(split.name, prediction, labels)
+            keep_features(fabric, method, split, directory, size)
             inside = prediction if split.role == "iid" else inside
             found[split.name] = split_metrics(split, prediction, labels, inside)
     reference = Deterministic(recipe.encoder.build(data.task.input_shape), data.task.num_classes)
@@ -189,8 +255,8 @@ def with_sets(recipe: Recipe, shifts: tuple[str, ...], ood: tuple[str, ...]) -> 
                 f"the data of recipe '{recipe.name}' are generated whole: "
                 "leave --shift and --ood away"
             )
-    data = dataclasses.replace(recipe.data, **changes)  # type: ignore[type-var]
-    return dataclasses.replace(recipe, data=data)
+    data = replace(recipe.data, **changes)  # type: ignore[type-var]
+    return replace(recipe, data=data)
 
 
 def as_rows(identity: Mapping[str, Any], found: Found) -> list[Row]:

@@ -1,7 +1,11 @@
-"""The error that a user can cause and cure."""
+"""The errors that a user can cause and cure."""
 
-__all__ = ["UserError"]
+__all__ = ["DataError", "UserError"]
 
 
 class UserError(ValueError):
     """Names the offending value and the remedy; the command line prints it and exits with 2."""
+
+
+class DataError(UserError):
+    """Data that cannot be used; the message names the file and the remedy."""

@@ -41,9 +41,10 @@ def attach(
         head: the name of its last linear layer, e.g. "fc".
         train: what it was trained on: a DataLoader, a Dataset or a pair (inputs, labels).
         calibration: in-domain data that it was not trained on, in the same form.
-        layers: names of shallow layers for the density to read, e.g. ["layer1", "layer2"]. They
-            see corruptions that the last features hide; the classifier's energy is then added,
-            which sees foreign classes. Without any, the density reads the last features.
+        layers: names of shallow layers for a density to read, e.g. ["layer1", "layer2"]. They
+            see corruptions that the last features hide; those have a density of their own, and
+            the classifier's energy is added: both see foreign classes. Without any layer, the
+            density of the last features is all.
         config: everything in detail, `layers` included: density, scale, head stage.
         seed: decides every random draw.
         engine: devices, processes and precision.

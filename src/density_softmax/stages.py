@@ -28,6 +28,7 @@ class Estimate:
         reduce: `sum` adds the contributions; `concat` keeps a row per sample, in order.
         on: `features` reads the encoder's cached outputs in place of inputs.
         split: which data it reads.
+        limit: how many samples at most, drawn at random by the run's seed; null reads all.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Estimate:
     reduce: Literal["sum", "concat"] = "sum"
     on: Literal["inputs", "features"] = "inputs"
     split: Literal["train", "heldout"] = "train"
+    limit: int | None = None
 
 
 @dataclass(frozen=True)

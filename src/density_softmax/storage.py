@@ -13,7 +13,7 @@ from torch import Tensor
 
 from density_softmax.errors import UserError
 
-__all__ = ["StorageError", "load_tensors", "save_tensors", "write_text"]
+__all__ = ["StorageError", "load_tensors", "save_tensors", "write_bytes", "write_text"]
 
 
 class StorageError(UserError):
@@ -24,6 +24,12 @@ def write_text(path: Path, text: str) -> None:
     """Write `text` so that the file is either the old one or the new one, never half of it."""
     with _replacing(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` so that the file is either the old one or the new one, never half of it."""
+    with _replacing(path) as part:
+        part.write_bytes(data)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -98,9 +98,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Data:
-    """Everything a run reads: a training set, a slice held out of it, and sets to evaluate on."""
+    """Everything a run reads: a training set, a slice held out of it, and sets to evaluate on.
+
+    `normalisation` says in plain values how a raw input becomes what a network reads, for those
+    who serve a model without this data: `kind` is `images` or `table`, `mean` and `std` are per
+    channel or column, and `columns` names the columns of a table. Empty if inputs are used as is.
+    """
 
     task: Task
     train: Source
     heldout: Source
     splits: tuple[Split, ...]
+    normalisation: Mapping[str, Any] = field(default_factory=dict)

@@ -157,6 +157,7 @@ def trained_like(config: DensitySoftmax.Config | None = None) -> DensitySoftmax:
     with torch.no_grad():
         method.density.mean.uniform_()
         method.density.scale.uniform_(0.5, 2)
+        method.density.log_volume.copy_(method.density.scale.log().sum())
         method.head.temperature.fill_(1.7)
     return method
 
@@ -195,7 +196,7 @@ def test_forward_is_equation_7_written_out() -> None:
     log_prob = log_det - (a**2 + b**2).sum(1) / 2 - 3 * math.log(2 * math.pi)
     logits = (z @ numbers(method.head.linear.weight).T + numbers(method.head.linear.bias)) / 1.7
     surprise = np.maximum(0, (-6.5 - log_prob) / 2)
-    p = np.exp(-0.6 * (np.sqrt(1 + surprise) - 1))
+    p = np.exp(-0.6 * 4 * ((1 + surprise) ** 0.25 - 1))
     assert 0 < (p < 1).sum() < len(p)
     served = method(X)
     np.testing.assert_allclose(numbers(served.probs), softmax(p[:, None] * logits, 1), rtol=1e-4)

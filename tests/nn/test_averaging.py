@@ -1,9 +1,16 @@
 import math
 
+import pytest
 import torch
 from torch.distributions import Categorical
 
-from density_softmax.nn.averaging import average_members, nll_of_average
+from density_softmax.nn.averaging import (
+    average_members,
+    average_parts,
+    average_probs,
+    nll_of_average,
+    nll_of_parts,
+)
 
 LOGITS = 3 * torch.randn(5, 7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -49,3 +56,27 @@ def test_nll_is_of_the_mean_probability_and_not_the_mean_of_the_nlls():
         rtol=1e-5,
         atol=1e-6,
     )
+
+
+@pytest.mark.parametrize("sizes", [[5], [2, 3], [1, 1, 3]])
+def test_parts_of_any_size_give_the_average_of_all(sizes: list[int]):
+    parts = LOGITS.split(sizes)
+    for ours, theirs in zip(average_parts(iter(parts)), average_members(LOGITS), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    y = torch.arange(7) % 4
+    nlls = [nll_of_average(part, y) for part in parts]
+    torch.testing.assert_close(nll_of_parts(nlls, sizes), nll_of_average(LOGITS, y))
+
+
+def test_probabilities_give_what_their_logits_give():
+    for ours, theirs in zip(
+        average_probs(LOGITS.softmax(-1)), average_members(LOGITS), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_probabilities_of_zero_leave_entropies_finite():
+    probs, aleatoric, epistemic = average_probs(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+    torch.testing.assert_close(probs, torch.tensor([[0.5, 0.5]]))
+    assert aleatoric.item() == 0
+    torch.testing.assert_close(epistemic, torch.tensor([math.log(2)]))

@@ -139,6 +139,22 @@ def test_exported_flow_accepts_any_batch_size() -> None:
         torch.testing.assert_close(exported(z), s(z))
 
 
+@pytest.mark.parametrize("num_flows", [1, 5])
+def test_flows_side_by_side_are_the_flows_one_by_one(num_flows: int) -> None:
+    torch.manual_seed(0)
+    together = RadialFlow(3, 4, num_flows).double()
+    for parameter in together.parameters():
+        nn.init.normal_(parameter, std=2)
+    z = sample(6, 3)
+    t, log_det = together(z[:, None])
+    assert t.shape == (6, num_flows, 3)
+    for index in range(num_flows):
+        single = RadialFlow(3, 4).double()
+        single.load_state_dict({k: v[index] for k, v in together.state_dict().items()})
+        torch.testing.assert_close((t[:, index], log_det[:, index]), single(z))
+        torch.testing.assert_close(together.inverse(t)[:, index], z)
+
+
 def test_radial_flow_bends_the_normal_towards_a_ring() -> None:
     generator = torch.Generator().manual_seed(0)
     angle = 6.2832 * torch.rand(1000, generator=generator)

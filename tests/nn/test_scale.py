@@ -188,7 +188,7 @@ def test_quantile_factor_is_the_formula(tail: str) -> None:
     u = np.maximum(0, (q - data.log_prob.double().numpy()) / (upper - lower))
     c = scale.decay.item()
     expected = {
-        "stretched": np.exp(-c * (np.sqrt(1 + u) - 1)),
+        "stretched": np.exp(-4 * c * ((1 + u) ** 0.25 - 1)),
         "exponential": np.exp(-c * u),
         "power": (1 + u) ** -c,
     }[tail]
@@ -201,12 +201,13 @@ def nll(logits: np.ndarray, y: np.ndarray) -> float:
 
 
 def refitted_nll(logits: np.ndarray, y: np.ndarray) -> float:
-    """The NLL after temperature scaling with one pseudo-sample spread over all classes."""
-    n = len(y)
+    """The NLL after temperature scaling with one pseudo-sample among the least certain."""
+    n, ordered = len(y), np.sort(logits, axis=1)
+    least = np.argsort(ordered[:, -1] - ordered[:, -2])[: math.isqrt(n)]
 
     def objective(log_t: float) -> float:
         log_probs = log_softmax(logits / math.exp(log_t), axis=1)
-        return (n * -log_probs[np.arange(n), y].mean() - log_probs.mean()) / (n + 1)
+        return -log_probs[np.arange(n), y].sum() - log_probs[least].mean()
 
     return nll(logits / math.exp(minimize_scalar(objective, method="brent").x), y)
 
@@ -215,7 +216,7 @@ def refitted_nll(logits: np.ndarray, y: np.ndarray) -> float:
 @pytest.mark.parametrize("budget", [0.003, 0.006, 0.01])
 def test_decay_is_the_sharpest_within_the_budget(tail: str, budget: float) -> None:
     data = sample()
-    scale = QuantileScale.Config(budget=budget, tail=tail).build()
+    scale = QuantileScale.Config(budget=budget, tail=tail, steepest=50.0).build()
     temperature = scale.fit(*data)
     logits, y = data.logits.double().numpy(), data.y.numpy()
     allowed = refitted_nll(logits, y) + budget
@@ -235,8 +236,11 @@ def test_larger_budget_never_gives_a_smaller_decay(seed: int, budgets: tuple[flo
     assert decays[0] <= decays[1]
 
 
-def test_free_decay_is_as_sharp_as_the_search_goes() -> None:
-    assert fitted(QuantileScale.Config(budget=10.0)).decay == 100
+@pytest.mark.parametrize("tail", ["stretched", "exponential", "power"])
+def test_free_decay_takes_the_steepest_off_a_surprise_of_one(tail: str) -> None:
+    scale = fitted(QuantileScale.Config(budget=10.0, tail=tail, steepest=1.5))
+    one_range_below = (scale.threshold - scale.spread)[None]
+    assert scale.log_factor(one_range_below).item() == pytest.approx(-1.5, rel=1e-4)
 
 
 @pytest.mark.parametrize("tail", ["stretched", "exponential", "power"])

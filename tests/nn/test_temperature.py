@@ -20,13 +20,13 @@ def sample(seed: int, num_samples: int = 200, num_classes: int = 4) -> tuple[Ten
     return torch.from_numpy(2 * logits), torch.from_numpy(y)
 
 
-def smoothed_nll(logits: Tensor, y: Tensor, temperature: float) -> float:
-    """One pseudo-sample spread over all classes beside the n given, with the mean prediction."""
-    n, k = logits.shape
-    log_probs = log_softmax(logits.numpy() / temperature, axis=1)
-    target = np.full((n, k), 1 / k / (n + 1))
-    target[np.arange(n), y.numpy()] += n / (n + 1)
-    return float(-(target * log_probs).sum() / n)
+def nll_with_one_more(logits: Tensor, y: Tensor, temperature: float) -> float:
+    """The n samples and one without a label, spread over the √n of the smallest margin."""
+    n, scaled = len(logits), logits.numpy() / temperature
+    seen = -log_softmax(scaled, axis=1)[np.arange(n), y.numpy()].sum()
+    ordered = np.sort(logits.numpy(), axis=1)
+    least = np.argsort(ordered[:, -1] - ordered[:, -2])[: math.isqrt(n)]
+    return float(seen - log_softmax(scaled[least], axis=1).mean())
 
 
 @settings(max_examples=20)
@@ -34,7 +34,7 @@ def smoothed_nll(logits: Tensor, y: Tensor, temperature: float) -> float:
 def test_temperature_is_the_best_of_a_fine_grid(seed: int) -> None:
     logits, y = sample(seed)
     grid = np.geomspace(0.2, 20, 1001)
-    best = grid[np.argmin([smoothed_nll(logits, y, t) for t in grid])]
+    best = grid[np.argmin([nll_with_one_more(logits, y, t) for t in grid])]
     assert fit_temperature(logits, y) == pytest.approx(best, rel=0.01)
 
 
@@ -66,10 +66,18 @@ def test_separable_data_give_a_finite_temperature_that_sharpens_with_their_numbe
         y = torch.arange(num_samples) % 3
         found.append(fit_temperature(4.0 * F.one_hot(y).double(), y))
     assert 0.05 < found[2] < found[1] < found[0]
-    # The believed error rate is that of one spread-out error beside n successes.
+    # All margins are equal: the believed error rate is one spread-out error beside n successes.
     for temperature, num_samples in zip(found, (10, 100, 1000), strict=True):
         error = 2 / (2 + math.exp(4 / temperature))
         assert error == pytest.approx(2 / 3 / (num_samples + 1), rel=1e-3)
+
+
+def test_certain_samples_do_not_soften_the_temperature() -> None:
+    y = torch.arange(400) % 2
+    logits = torch.where(torch.arange(400) < 40, 1.0, 3.0)[:, None] * F.one_hot(y).double()
+    sharper = torch.where(torch.arange(400) < 40, 1.0, 300.0)[:, None] * F.one_hot(y).double()
+    expected = fit_temperature(logits, y)
+    assert fit_temperature(sharper, y) == pytest.approx(expected, rel=0.05)
 
 
 def test_data_without_a_correct_prediction_stay_finite() -> None:
@@ -91,9 +99,3 @@ def test_constant_logits_give_a_finite_temperature(num_samples: int) -> None:
 def test_nll_is_the_cross_entropy() -> None:
     logits, y = sample(0)
     assert nll_of_logits(logits, y) == pytest.approx(F.cross_entropy(logits, y).item())
-
-
-def test_smoothed_nll_is_the_label_smoothed_cross_entropy() -> None:
-    logits, y = sample(0)
-    expected = F.cross_entropy(logits, y, label_smoothing=0.1).item()
-    assert nll_of_logits(logits, y, smoothing=0.1) == pytest.approx(expected)

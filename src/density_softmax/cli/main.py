@@ -58,11 +58,18 @@ def train(
         typer.Option("--set", metavar="PATH=VALUE", help="Change an entry of the recipe."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run directory.")] = None,
+    member: Annotated[
+        int | None, typer.Option(min=0, help="Train only this member of an ensemble.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a killed run.")] = False,
 ) -> None:
     """Train a method with a recipe, evaluate it, and keep everything in a run directory.
 
     A run that was killed continues with `--resume` and ends with the same weights.
+
+    The members of an ensemble are runs of their own, in `members/` of its directory. They can
+    be trained one by one, on any machine, with `--member 0`, `--member 1`, ...; without, those
+    that are missing are trained one after another, and the ensemble is put together.
 
     For example
 
@@ -71,12 +78,16 @@ def train(
     - `density-softmax train toy --method deterministic --seed 1`
 
     - `density-softmax train toy --set method.scale=max --set data.shape=two_ovals`
+
+    - `density-softmax train toy --method deep_ensemble --member 2`
     """
-    from density_softmax.benchmark import default_directory, prepare, run
+    from density_softmax.benchmark import choose_member, default_directory, prepare, run
     from density_softmax.report import run_summary
 
     chosen = prepare(recipe, method, changes or ())
     place = out or default_directory(chosen, seed)
+    if member is not None:
+        chosen, seed, place = choose_member(chosen, seed, place, member)
     rows = run(chosen, place, seed=seed, resume=resume)
     console.print(run_summary(rows))
     console.print(f"run directory: {place}", soft_wrap=True)
@@ -107,6 +118,55 @@ def report(
     page = write_report(runs, out)
     console.print(results_text(out), soft_wrap=True, markup=False, highlight=False)
     console.print(f"report page: {page}", soft_wrap=True)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A finished run directory.")],
+    file: Annotated[Path, typer.Argument(help="What to write: FILE.onnx or FILE.pt2.")],
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Encoder in 8 bits; shows what that changes.")
+    ] = False,
+) -> None:
+    """Export a run as one file: encoder, density, scale and head, thresholds and class names.
+
+    The file is written only if it answers like the model, at batch sizes 1 and 7.
+
+    For example `density-softmax export runs/toy/density_softmax/seed0 model.onnx`
+    """
+    from density_softmax.cli.export import run_export
+
+    run_export(run, file, int8, console)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="FILE.onnx, or a run directory.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="An image folder, an .npz or a .csv file.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="A .csv, .jsonl or .parquet file; else CSV to stdout.")
+    ] = None,
+    false_alarms: Annotated[
+        float, typer.Option(help="Share of known inputs flagged as `out`: 0.01, 0.05 or 0.1.")
+    ] = 0.05,
+    batch_size: Annotated[int, typer.Option(min=1, help="Inputs in memory at once.")] = 64,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 takes all.")] = 0,
+) -> None:
+    """Label every input, with confidence, uncertainty and whether it is in or out of the domain.
+
+    What cannot be read becomes a line with the flag `bad`. An .onnx file is served without torch.
+
+    For example
+
+    - `density-softmax predict model.onnx photos/ --out labels.csv`
+
+    - `density-softmax predict model.onnx rows.csv --false-alarms 0.01`
+    """
+    from density_softmax.cli.predict import run_predict
+
+    run_predict(model, path, out, false_alarms, batch_size, threads)
 
 
 @app.command("list")

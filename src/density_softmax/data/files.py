@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from density_softmax.errors import UserError
+from density_softmax.errors import DataError
 
 __all__ = [
     "ROOT_VARIABLE",
@@ -33,10 +33,6 @@ ROOT_VARIABLE = "DENSITY_SOFTMAX_DATA"
 
 Report = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is to do."""
-
-
-class DataError(UserError):
-    """Data that cannot be used; the message names the file and the remedy."""
 
 
 def data_root(root: str | Path | None = None) -> Path:

@@ -32,15 +32,14 @@ from density_softmax.data.images import (
     Shape,
     Statistics,
 )
+from density_softmax.decoding import IMAGE_SUFFIXES, Box, central_box, read_image
 from density_softmax.types import Batch, Source
 
 __all__ = ["Decoding", "FileSource", "ImageFiles", "ImageFolder", "ImageFolders", "scan"]
 
-SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 # Images whose pixels give the mean and standard deviation of a folder.
 STATISTICS_SAMPLE = 512
 
-Box = tuple[float, float, float, float]
 Bytes = NDArray[np.uint8]
 
 
@@ -59,12 +58,12 @@ class Decoding:
 
     def __call__(self, path: Path, rng: np.random.Generator | None, flip: bool) -> Bytes:
         """Bytes (channels, height, width); `rng` turns on the random crop and flip."""
-        image = _read_image(path, "RGB" if self.channels == 3 else "L")
+        image = read_image(path, self.channels)
         size = image.size if self.size is None else (self.size, self.size)
         if rng is not None:
             image = image.resize(size, Image.Resampling.BILINEAR, _random_box(*image.size, rng))
         elif image.size != size:
-            image = image.resize(size, Image.Resampling.BILINEAR, _central_box(*image.size))
+            image = image.resize(size, Image.Resampling.BILINEAR, central_box(*image.size))
         pixels = np.asarray(image).reshape(size[1], size[0], self.channels).transpose(2, 0, 1)
         return pixels[:, :, ::-1] if flip and rng is not None and rng.random() < 0.5 else pixels
 
@@ -94,7 +93,7 @@ class ImageFiles(Samples):
         size = self.decoding.size
         if size is not None:
             return self.decoding.channels, size, size
-        width, height = _read_image(self.path(0), "L").size
+        width, height = read_image(self.path(0), 1).size
         return self.decoding.channels, height, width
 
     def path(self, index: int) -> Path:
@@ -242,27 +241,13 @@ def scan(folder: Path, remedy: str) -> ImageFiles:
         names = [os.fsencode(name) for name in _image_names(folder)]
         labels = [-1] * len(names)
     if not names:
-        raise DataError(f"{folder}: holds no images ({', '.join(SUFFIXES)}); {remedy}")
+        raise DataError(f"{folder}: holds no images ({', '.join(IMAGE_SUFFIXES)}); {remedy}")
     return ImageFiles(folder, np.array(names), torch.tensor(labels), tuple(classes))
 
 
 def _image_names(folder: Path) -> list[str]:
     names = os.listdir(folder)  # noqa: PTH208
-    return sorted(name for name in names if name.lower().endswith(SUFFIXES))
-
-
-def _read_image(path: Path, mode: str) -> Image.Image:
-    try:
-        with Image.open(path) as image:
-            return image.convert(mode)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: cannot be decoded ({error}); replace or delete it") from None
-
-
-def _central_box(width: int, height: int) -> Box:
-    side = min(width, height) * 7 / 8
-    left, top = (width - side) / 2, (height - side) / 2
-    return left, top, left + side, top + side
+    return sorted(name for name in names if name.lower().endswith(IMAGE_SUFFIXES))
 
 
 def _random_box(width: int, height: int, rng: np.random.Generator) -> Box:

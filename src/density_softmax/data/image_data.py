@@ -77,6 +77,7 @@ class ImageData(DataConfig, kind="images"):
                 *self._splits(self.shifts, "shift", task, prepare),
                 *self._splits(self.ood, "ood", task, prepare),
             ),
+            normalisation={"kind": "images", "mean": prepare.mean, "std": prepare.std},
         )
 
     def _in_domain(self) -> tuple[Samples, Samples]:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from density_softmax.types import Batch, Source
 
-__all__ = ["ArraySource", "DatasetSource", "Preparation", "as_source", "hold_out"]
+__all__ = ["ArraySource", "DatasetSource", "PartialSource", "Preparation", "as_source", "hold_out"]
 
 
 class Preparation(ABC):
@@ -120,6 +120,29 @@ class DatasetSource(Source):
         )
         for x, y in loader:
             yield Batch(x.to(device, non_blocking=True), torch.as_tensor(y).to(device))
+
+
+@final
+class PartialSource(Source):
+    """Some samples of another source."""
+
+    def __init__(self, source: Source, indices: Sequence[int]) -> None:
+        self.source, self.indices = source, list(indices)
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self.indices)
+
+    def order(self, seed: int) -> list[int]:
+        """A random permutation."""
+        return torch.randperm(len(self), generator=_generator(seed)).tolist()
+
+    def read(
+        self, batches: Sequence[Sequence[int]], device: torch.device, seed: int | None = None
+    ) -> Iterator[Batch]:
+        """One batch per list of indices into the part."""
+        chosen = [[self.indices[index] for index in indices] for indices in batches]
+        return self.source.read(chosen, device, seed)
 
 
 def as_source(data: Any) -> Source:

@@ -130,6 +130,12 @@ class Table(DataConfig, kind="table"):
                 *_splits(self.shifts, "shift", train.columns, task, prepare),
                 *_splits(self.ood, "ood", train.columns, task, prepare),
             ),
+            normalisation={
+                "kind": "table",
+                "columns": train.columns.features,
+                "mean": prepare.mean.tolist(),
+                "std": prepare.std.tolist(),
+            },
         )
 
     def _in_domain(self) -> tuple[Rows, Rows]:

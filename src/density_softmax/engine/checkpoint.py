@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,11 @@ class Checkpoints:
         if self.writer:
             self._write()
             self._file(name, "partial").unlink(missing_ok=True)
+
+    def include(self, other: Checkpoints, name: str) -> None:
+        """Take over what another run did, under the name of the part that it trained."""
+        self.finished += [replace(stage, name=f"{name}-{stage.name}") for stage in other.finished]
+        self.epochs += [replace(epoch, stage=f"{name}-{epoch.stage}") for epoch in other.epochs]
 
     def save_epoch(
         self,

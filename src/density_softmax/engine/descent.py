@@ -93,8 +93,9 @@ class Patience:
         return self.limit is not None and self.waited >= self.limit
 
     def restore(self) -> None:
-        """Return to the weights of the best epoch."""
-        self.method.load_state_dict(self.best, strict=False)
+        """Return to the weights of the best epoch, if they were kept."""
+        if self.best:
+            self.method.load_state_dict(self.best, strict=False)
 
     def _waited(self, record: Sequence[Epoch]) -> int:
         """Epochs of this stage since its lowest value; of equal ones the first counts."""

@@ -12,14 +12,14 @@ import torch
 from lightning_fabric import Fabric
 
 from density_softmax.config import to_dict
-from density_softmax.data.sources import ArraySource, as_source
+from density_softmax.data.sources import ArraySource, PartialSource, as_source
 from density_softmax.engine.checkpoint import Checkpoints
 from density_softmax.engine.collect import collect, total
 from density_softmax.engine.descent import Descender, Setting, only_trainable
 from density_softmax.engine.features import FeatureCache
 from density_softmax.engine.inspection import Inspection
 from density_softmax.engine.progress import Bars
-from density_softmax.engine.runtime import EngineConfig, start
+from density_softmax.engine.runtime import EngineConfig, derive_seed, start
 from density_softmax.engine.sharing import num_batches
 from density_softmax.methods.base import Method
 from density_softmax.stages import Estimate, Stage
@@ -117,6 +117,9 @@ def run_stage(
 def estimate(setting: Setting, stage: Estimate, source: Source) -> None:
     """One pass of an `Estimate` stage."""
     fabric, size = setting.fabric, setting.engine.predict_batch_size
+    if stage.limit is not None and stage.limit < len(source):
+        order = source.order(derive_seed(setting.seed))
+        source = PartialSource(source, order[: stage.limit])
     bar = setting.bars.add(stage.name, num_batches(len(source), size))
     setting.method.eval()
     reduce = collect if stage.reduce == "concat" else total

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from density_softmax.engine.checkpoint import Epoch
+from density_softmax.engine.runtime import PLACES
 from density_softmax.errors import UserError
 from density_softmax.rows import read_rows, write_rows
 from density_softmax.storage import StorageError, load_tensors, save_tensors, write_text
@@ -22,6 +23,8 @@ from density_softmax.version import __version__
 
 __all__ = ["RunDirectory", "describe_environment"]
 
+# Below a run: the runs of its parts.
+MEMBERS = "members"
 PACKAGES = ("torch", "lightning-fabric", "numpy", "scikit-learn", "safetensors")
 
 
@@ -29,19 +32,24 @@ class RunDirectory:
     """The files of one run.
 
     recipe.json, environment.json, progress.json and stages/ (checkpoints), epochs.csv,
-    predictions/ (a file per split) and rows.csv. Everything that is reported can be computed
-    from the predictions: a new metric needs no new run.
+    predictions/ (a file per split), features/ (of some samples, to be mapped) and rows.csv.
+    Every metric can be computed from the predictions: a new one needs no new run. An ensemble
+    has members/ in place of checkpoints, a run each.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def claim(self, identity: Mapping[str, Any], *, resume: bool) -> None:
-        """Make the directory this run's; refuse one that is another's."""
+        """Make the directory this run's; refuse one that is another's.
+
+        Members may be there before the run that they are members of. A run that continues on
+        another machine is still the same.
+        """
         file = self.path / "recipe.json"
         identity = json.loads(json.dumps(identity))
         if file.exists():
-            if self.identity() != identity:
+            if _without_place(self.identity()) != _without_place(identity):
                 raise UserError(
                     f"{self.path}: holds a run of another recipe or seed; choose another --out"
                 )
@@ -50,10 +58,14 @@ class RunDirectory:
                     f"{self.path}: holds this run already; add --resume or choose another --out"
                 )
             return
-        if self.path.is_dir() and any(self.path.iterdir()):
+        if self.path.is_dir() and any(file.name != MEMBERS for file in self.path.iterdir()):
             raise UserError(f"{self.path}: is not empty and not a run; choose another --out")
         write_text(self.path / "environment.json", json.dumps(describe_environment(), indent=1))
         write_text(file, json.dumps(identity, indent=1))
+
+    def member(self, number: int) -> RunDirectory:
+        """The run of one of its parts."""
+        return RunDirectory(self.path / MEMBERS / str(number))
 
     def identity(self) -> dict[str, Any]:
         """The recipe, seed and variant, as `claim` wrote them."""
@@ -80,6 +92,15 @@ class RunDirectory:
         labels = tensors.pop("y")
         return Prediction(**tensors), labels
 
+    def save_features(self, split: str, z: Tensor, labels: Tensor) -> None:
+        """Keep the features of some samples of a split, and their labels."""
+        save_tensors(self._features(split), {"z": z, "y": labels}, {})
+
+    def features(self, split: str) -> tuple[Tensor, Tensor]:
+        """The features that were kept of a split, and their labels."""
+        tensors, _ = load_tensors(self._features(split))
+        return tensors["z"], tensors["y"]
+
     def save_rows(self, rows: Sequence[Row]) -> None:
         """Write the run's figures."""
         write_rows(self.path / "rows.csv", rows)
@@ -91,6 +112,9 @@ class RunDirectory:
     def _prediction(self, split: str) -> Path:
         return self.path / "predictions" / f"{split}.safetensors"
 
+    def _features(self, split: str) -> Path:
+        return self.path / "features" / f"{split}.safetensors"
+
     def _json(self, name: str) -> dict[str, Any]:
         file = self.path / name
         try:
@@ -99,6 +123,13 @@ class RunDirectory:
             raise StorageError(f"{self.path}: not a run directory, it has no {name}") from None
         except ValueError as error:
             raise StorageError(f"{file}: not readable ({error}); delete the run") from None
+
+
+def _without_place(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity that does not say where the run computes."""
+    recipe = identity.get("recipe", {})
+    engine = {name: value for name, value in recipe.get("engine", {}).items() if name not in PLACES}
+    return {**identity, "recipe": {**recipe, "engine": engine}}
 
 
 def describe_environment() -> dict[str, Any]:

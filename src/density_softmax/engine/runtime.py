@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
 
-__all__ = ["EngineConfig", "derive_seed", "start"]
+__all__ = ["PLACES", "EngineConfig", "derive_seed", "start"]
 
 
 def _where(default: Any) -> Any:
@@ -42,6 +42,10 @@ class EngineConfig:
     predict_batch_size: int = _where(512)
     threads: int | None = _where(None)
     checkpoint_seconds: float = _where(30.0)
+
+
+# What may differ between two computations of the same run.
+PLACES = frozenset(f.name for f in fields(EngineConfig) if "place" in f.metadata)
 
 
 def start(config: EngineConfig) -> Fabric:

@@ -30,7 +30,14 @@ class Method(nn.Module, ABC):
     A concrete method adds its parts, `stages()` and `forward()`. It holds no loop over data, no
     optimizer, no device and no metric, and everything it learns or estimates is a parameter or a
     buffer.
+
+    Attributes:
+        draws_samples: whether `forward` draws random numbers. A graph that answers differently
+            every time, or always with the same draw, is not what a user expects of an exported
+            model: such a method is not exported.
     """
+
+    draws_samples: bool = False
 
     def __init__(
         self,
@@ -56,6 +63,10 @@ class Method(nn.Module, ABC):
     @abstractmethod
     def forward(self, x: Tensor) -> Prediction:
         """Class probabilities and both parts of the uncertainty."""
+
+    def parts(self) -> tuple[Method, ...]:
+        """The methods inside this one that the configs of `MethodConfig.parts` made."""
+        return ()
 
     def features(self, x: Tensor) -> Tensor:
         """z = f(x), checked to be vectors of the width the method was built for."""
@@ -84,12 +95,13 @@ class Method(nn.Module, ABC):
                 raise UserError(f"inputs of shape {tuple(x.shape)}: predict takes a batch of them")
             x = x.to(reference.dtype) if x.is_floating_point() else x
             with seeded(seed, x.device):
-                return self._flagged(x)
+                return self.guarded(x)
         finally:
             for module, mode in modes:
                 module.training = mode
 
-    def _flagged(self, x: Tensor) -> Prediction:
+    def guarded(self, x: Tensor) -> Prediction:
+        """`forward` with bad rows flagged: what `predict` serves and what is exported."""
         good = x.isfinite().flatten(1).all(1)
         probs, aleatoric, epistemic = self(x.where(_per_row(good, x), torch.zeros_like(x)))
         # An input so large that the density overflows is as unknown as one that is no number.
@@ -120,6 +132,13 @@ class MethodConfig(Family, ABC):
     @abstractmethod
     def build(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> Method:
         """An untrained method around `encoder`; `example` is a batch to measure widths with."""
+
+    def parts(self) -> tuple[MethodConfig, ...]:
+        """Methods that can be trained as runs of their own, anywhere, and are then all of this one.
+
+        Where there are any, their stages do the work of this method's own.
+        """
+        return ()
 
 
 def load(path: str | Path, encoder: nn.Module) -> Method:

@@ -11,14 +11,14 @@ from torch.nn import functional as F
 
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.densities import DensityConfig, FlowDensity
+from density_softmax.nn.densities import Density, DensityConfig, FlowDensity
 from density_softmax.nn.evidence import Evidence
 from density_softmax.nn.head import Head, entropy_of_logits
 from density_softmax.nn.penalty import FrobeniusPenalty, PenaltyConfig
 from density_softmax.nn.reading import LayerReader
 from density_softmax.nn.scale import QuantileScale, ScaleConfig
 from density_softmax.optimization import Adam, Descent
-from density_softmax.stages import Estimate, Stage, Train, Values, on_columns
+from density_softmax.stages import Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["DensitySoftmax"]
@@ -42,8 +42,9 @@ class DensitySoftmax(Method):
             density: which p(z; α), and how it is fitted.
             layers: names of the encoder's layers whose pooled statistics the density reads;
                 none means the last features, as in the paper.
-            energy: add the classifier's own energy log Σ exp g(z) to the log density. Shallow
-                layers see corruptions, the energy sees foreign classes.
+            last: with layers, read the last features too, by a second density of the same kind.
+            energy: add the classifier's own energy log Σ exp g(z) to the log densities. Shallow
+                layers see corruptions, last features and energy see foreign classes.
             scale: how log densities become factors.
             representation: training of encoder and head (Eq. 4), or null if they are trained.
             head: training of the head on scaled logits (Eq. 6), or null to leave it out.
@@ -52,6 +53,7 @@ class DensitySoftmax(Method):
         penalty: PenaltyConfig = field(default_factory=FrobeniusPenalty.Config)
         density: DensityConfig = field(default_factory=FlowDensity.Config)
         layers: tuple[str, ...] = ()
+        last: bool = True
         energy: bool = False
         scale: ScaleConfig = field(default_factory=QuantileScale.Config)
         representation: Descent | None = Descent(epochs=100)
@@ -78,14 +80,11 @@ class DensitySoftmax(Method):
         self.reader = reader
         self.penalty = config.penalty.build()
         self.head = Head(self.num_features, num_classes)
-        self.columns = self._columns(example)
-        self.density = config.density.build(self.columns.stop - self.columns.start, num_classes)
-        self.evidence = Evidence(2 if config.energy else 1)
+        self.evidence = Evidence(self._densities(example), config.energy)
         self.scale = config.scale.build()
 
     def stages(self) -> tuple[Stage, ...]:
         """Algorithm 1: representation, density, scale, head."""
-        density = (on_columns(stage, self.columns) for stage in self.density.stages())
         scale = Estimate(
             "scale",
             statistics=self._scale_statistics,
@@ -94,6 +93,7 @@ class DensitySoftmax(Method):
             on="features",
             split=self.scale.fitted_on,
         )
+        density = self.evidence.stages()
         return (*self._representation_stages(), *density, scale, *self._head_stages())
 
     def _representation_stages(self) -> tuple[Stage, ...]:
@@ -139,7 +139,8 @@ class DensitySoftmax(Method):
 
     def logits_and_log_prob(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """g(z) and log p(z), from what `features` returns."""
-        return self.head(self._last(features)).float(), self.evidence(self._experts(features))
+        raw = self.head.raw(self._last(features)).float()
+        return raw / self.head.temperature, self.evidence(features, raw)
 
     def representation_loss(self, batch: Batch) -> Tensor:
         """Eq. 4: cross entropy + λ E(‖∂f/∂x‖ − 1)²."""
@@ -157,30 +158,32 @@ class DensitySoftmax(Method):
     def _last(self, features: Tensor) -> Tensor:
         return features[:, : self.num_features]
 
-    def _columns(self, example: Tensor | None) -> slice:
-        """Where the density reads in what `features` returns."""
-        if not self.config.layers:
-            return slice(0, self.num_features)
-        if example is None:
-            raise UserError("to read layers, build with example=, a batch of inputs")
-        widths = [h.shape[1] for h in self.reader.take()]  # of the pass that measured z
-        return slice(self.num_features, self.num_features + sum(widths))
+    @property
+    def density(self) -> Density:
+        """p(z; α); with layers, that of what they gave."""
+        first = next(iter(self.evidence.densities.values()))
+        assert isinstance(first, Density)
+        return first
 
-    def _experts(self, features: Tensor) -> Tensor:
-        """The log density and, if asked for, the energy log Σ exp g(z) at temperature 1."""
-        log_prob = self.density.log_prob(features[:, self.columns])
-        if not self.config.energy:
-            return log_prob[:, None]
-        energy = self.head.raw(self._last(features)).float().logsumexp(-1)
-        return torch.stack([log_prob, energy], dim=-1)
+    def _densities(self, example: Tensor | None) -> dict[str, tuple[Density, slice]]:
+        """The densities, with the columns of what `features` returns that each reads."""
+        columns = {"last": slice(0, self.num_features)}
+        if self.config.layers:
+            if example is None:
+                raise UserError("to read layers, build with example=, a batch of inputs")
+            widths = [h.shape[1] for h in self.reader.take()]  # of the pass that measured z
+            shallow = {"layers": slice(self.num_features, self.num_features + sum(widths))}
+            columns = shallow | columns if self.config.last else shallow
+        build = self.config.density.build
+        return {n: (build(c.stop - c.start, self.num_classes), c) for n, c in columns.items()}
 
     def _scale_statistics(self, batch: Batch) -> Values:
-        logits = self.head.raw(self._last(batch.x)).float()
-        return {"experts": self._experts(batch.x), "logits": logits, "y": batch.y}
+        raw = self.head.raw(self._last(batch.x)).float()
+        return {"experts": self.evidence.experts(batch.x, raw), "logits": raw, "y": batch.y}
 
     def _fit_scale(self, total: Values) -> None:
         self.evidence.fit(total["experts"])
-        log_prob = self.evidence(total["experts"])
+        log_prob = self.evidence.combined(total["experts"])
         temperature = self.scale.fit(log_prob, total["logits"], total["y"])
         self.head.temperature.fill_(temperature)
 

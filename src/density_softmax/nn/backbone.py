@@ -25,6 +25,13 @@ class Backbone(nn.Module, ABC):
     layer_names: tuple[str, ...]
 
     @abstractmethod
+    def initialize(self) -> None:
+        """Draw the first weights, over those that the layers drew by themselves.
+
+        `__init__` ends with it.
+        """
+
+    @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """The features of a batch, (batch, num_features)."""
 

@@ -114,17 +114,20 @@ class RadialLayer(nn.Module):
     q = α / (α + r) and g = γ / (α + r) lengths grow by 1 − q + g across the radius and by
     1 − q² + q g along it, sums of positive terms: |det| = (1 − q + g)^(d−1) (1 − q² + q g).
     α and γ are in units of √d, the distance of typical points, and begin as the identity, β = 0.
+    `num_flows` layers stand side by side in one: points (batch, 1 or flows, d) give images
+    (batch, flows, d).
     """
 
-    def __init__(self, num_features: int) -> None:
+    def __init__(self, num_features: int, num_flows: int | None = None) -> None:
         super().__init__()
-        self.center = nn.Parameter(torch.randn(num_features))
-        self.raw_alpha = nn.Parameter(torch.zeros(()))
-        self.raw_gamma = nn.Parameter(torch.zeros(()))
+        flows = () if num_flows is None else (num_flows,)
+        self.center = nn.Parameter(torch.randn(*flows, num_features))
+        self.raw_alpha = nn.Parameter(torch.zeros(flows))
+        self.raw_gamma = nn.Parameter(torch.zeros(flows))
 
     def reach(self) -> tuple[Tensor, Tensor]:
         """α and γ."""
-        unit = len(self.center) ** 0.5
+        unit = self.center.shape[-1] ** 0.5
         return unit * F.softplus(self.raw_alpha), unit * F.softplus(self.raw_gamma)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,7 +138,7 @@ class RadialLayer(nn.Module):
         q, g = alpha / (alpha + r), gamma / (alpha + r)
         across, along = (1 - q) + g, (1 - q) * (1 + q) + q * g
         log_det = (z.shape[-1] - 1) * across.log() + along.log()
-        return self.center + across[:, None] * arm, log_det
+        return self.center + across[..., None] * arm, log_det
 
     def inverse(self, t: Tensor) -> Tensor:
         """The z that `forward` moves to t: r (r + γ) = ‖t − c‖ (r + α), solved for r."""
@@ -144,7 +147,7 @@ class RadialLayer(nn.Module):
         image = torch.linalg.vector_norm(arm, dim=-1)
         half = (image - gamma) / 2
         r = half + (half.square() + alpha * image).sqrt()
-        return self.center + ((alpha + r) / (gamma + r))[:, None] * arm
+        return self.center + ((alpha + r) / (gamma + r))[..., None] * arm
 
 
 @final
@@ -152,15 +155,16 @@ class RadialFlow(nn.Module):
     """Radial layers one after another, each around a centre of its own.
 
     Together they move no point by more than Σ|β|: far away the flow is nearly the identity.
+    With `num_flows` they are so many flows, computed at once on points (batch, 1 or flows, d).
     """
 
-    def __init__(self, num_features: int, num_layers: int) -> None:
+    def __init__(self, num_features: int, num_layers: int, num_flows: int | None = None) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(RadialLayer(num_features) for _ in range(num_layers))
+        self.layers = nn.ModuleList(RadialLayer(num_features, num_flows) for _ in range(num_layers))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """t = s_α(z) and log|det ∂t/∂z|."""
-        log_det = z.new_zeros(z.shape[0])
+        log_det = z.new_zeros(z.shape[:-1])
         for layer in self.layers:
             z, step = layer(z)
             log_det = log_det + step

@@ -41,6 +41,10 @@ class ResFFN(Backbone):
         self.input = nn.Linear(num_inputs, width)
         self.blocks = nn.ModuleList(ResidualBlock(width) for _ in range(depth))
         self.layer_names = tuple(f"blocks.{i}" for i in range(depth))
+        self.initialize()
+
+    def initialize(self) -> None:
+        """Glorot-uniform weights, biases of zero."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)

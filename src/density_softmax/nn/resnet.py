@@ -196,6 +196,10 @@ class ResNet(Backbone):
         self.layer2 = group(Bottleneck, 256, 512, n2, stride=2)
         self.layer3 = group(Bottleneck, 512, 1024, n3, stride=2)
         self.layer4 = group(Bottleneck, 1024, 2048, n4, stride=2)
+        self.initialize()
+
+    def initialize(self) -> None:
+        """He-normal convolutions."""
         he_normal_(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -239,6 +243,10 @@ class CifarResNet(Backbone):
         self.layer1 = group(BasicBlock, 16, 16, n, stride=1)
         self.layer2 = group(BasicBlock, 16, 32, n, stride=2)
         self.layer3 = group(BasicBlock, 32, 64, n, stride=2)
+        self.initialize()
+
+    def initialize(self) -> None:
+        """He-normal convolutions."""
         he_normal_(self)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -168,6 +168,14 @@ class RangeScale(Scale):
             if not self.low < self.high <= 0:
                 raise ConfigError(f"scale range [{self.low}, {self.high}]: need low < high <= 0")
 
+        @property
+        def middle(self) -> float:
+            """The factor half-way through the range, exp(½(low + high)).
+
+            The mean over the training data lies in the range too, at most exp(½(high − low)) off.
+            """
+            return math.exp((self.low + self.high) / 2)
+
         def build(self) -> RangeScale:
             """An unfitted scale."""
             return RangeScale(self)
@@ -195,18 +203,19 @@ class RangeScale(Scale):
 
 @final
 class QuantileScale(Scale):
-    """A decay in the surprise u = max(0, (q − log p) / IQR), of one of three shapes.
+    """A decay in the surprise u = max(0, (q − log p) / IQR): exp(−c·((1+u)^a − 1)/a).
 
-    stretched exp(−c·(√(1+u) − 1)), exponential exp(−c·u), power (1 + u)^(−c).
+    The shapes are a = 1, exponential, exp(−c·u); a → 0, power, (1+u)^(−c); and a = ¼ between them.
 
     q and IQR are a low quantile and the interquartile range of held-out log densities: typical
     data keep the factor 1 exactly. The decay c is the sharpest whose held-out NLL, with the
     temperature refitted, stays within `budget` of temperature scaling: in-domain likelihood
     alone says little about how fast to lose confidence elsewhere, but it says what is affordable.
+    A few held-out samples below q cannot vouch for a very sharp decay, so `steepest` bounds it.
 
-    The first two outrun any polynomial growth of the logits far away. The power tail does so only
-    if c > ½, where log p falls quadratically and the logits grow linearly. For the same budget a
-    slower tail spends more of it on mild surprises, which is where corrupted images are.
+    For the same budget a slower tail spends more of it on mild surprises, which is where corrupted
+    images are. With a > 0 the factor outruns any polynomial growth of the logits far away; the
+    power tail does so only if c > ½, where log p falls quadratically and the logits grow linearly.
     """
 
     fitted_on = "heldout"
@@ -216,11 +225,19 @@ class QuantileScale(Scale):
 
     @dataclass(frozen=True)
     class Config(ScaleConfig, kind="quantile"):
-        """Attributes: the quantile q, the NLL budget in nats, and the shape of the tail."""
+        """The rule by which the constants are set.
+
+        Attributes:
+            quantile: q, the share of typical data that is treated as surprising.
+            budget: held-out NLL in nats that may be given up in-domain.
+            tail: the shape of the decay.
+            steepest: the most that a surprise of one interquartile range takes off log factors.
+        """
 
         quantile: float = 0.05
         budget: float = 0.005
         tail: Literal["stretched", "exponential", "power"] = "stretched"
+        steepest: float = 1.0
 
         def __post_init__(self) -> None:
             """Reject what is no quantile and what is no budget."""
@@ -228,6 +245,8 @@ class QuantileScale(Scale):
                 raise ConfigError(f"quantile={self.quantile}: choose one between 0 and 1")
             if self.budget < 0:
                 raise ConfigError(f"budget={self.budget}: choose 0 or more nats")
+            if self.steepest <= 0:
+                raise ConfigError(f"steepest={self.steepest}: choose a number above 0")
 
         def build(self) -> QuantileScale:
             """An unfitted scale."""
@@ -237,6 +256,8 @@ class QuantileScale(Scale):
         super().__init__()
         config = config or QuantileScale.Config()
         self.quantile, self.budget, self.tail = config.quantile, config.budget, config.tail
+        # In units of c: what the tail makes of a surprise of 1.
+        self.largest_decay = config.steepest / self._stretch(torch.ones(())).item()
         self.register_buffer("threshold", torch.zeros(()))
         self.register_buffer("spread", torch.ones(()))
         self.register_buffer("decay", torch.zeros(()))
@@ -245,7 +266,7 @@ class QuantileScale(Scale):
         """How many interquartile ranges the log density lies below the quantile."""
         surprise = (self.threshold - log_prob) / self.spread
         # Finite where the density underflowed, because no decay times infinity is NaN.
-        return surprise.clamp(0, torch.finfo(torch.float32).max)
+        return surprise.clamp(0.0, torch.finfo(torch.float32).max)
 
     def log_factor(self, log_prob: Tensor) -> Tensor:
         """−c times the surprise, stretched by the shape of the tail."""
@@ -263,17 +284,21 @@ class QuantileScale(Scale):
         def scaled(decay: float) -> Tensor:
             return torch.exp(-decay * stretched)[:, None] * logits
 
-        decay = sharpest_decay(scaled, y, self.budget)
+        decay = sharpest_decay(scaled, y, self.budget, self.largest_decay)
         self.decay.fill_(decay)
         return fit_temperature(scaled(decay), y)
 
     def _stretch(self, surprise: Tensor) -> Tensor:
         if self.tail == "exponential":
             return surprise
-        return surprise.log1p() if self.tail == "power" else (1 + surprise).sqrt() - 1
+        if self.tail == "power":
+            return surprise.log1p()
+        return ((1 + surprise) ** 0.25 - 1) / 0.25
 
 
-def sharpest_decay(scaled: Callable[[float], Tensor], y: Tensor, budget: float) -> float:
+def sharpest_decay(
+    scaled: Callable[[float], Tensor], y: Tensor, budget: float, largest: float
+) -> float:
     """The largest c whose NLL, with refitted temperature, is within `budget` of that at c = 0.
 
     A scan finds the last affordable value, because the NLL may fall before it rises; bisection
@@ -286,7 +311,7 @@ def sharpest_decay(scaled: Callable[[float], Tensor], y: Tensor, budget: float) 
 
     allowed = cost(0.0) + budget
     # Never 0: one far outlier in the data must not cost the limit far away.
-    grid = [1e-12, *(10 ** (exponent / 4) for exponent in range(-12, 9))]
+    grid = [1e-12, *(largest * 10 ** (-exponent / 4) for exponent in range(16, -1, -1))]
     last = max((i for i, decay in enumerate(grid) if cost(decay) <= allowed), default=0)
     if last == len(grid) - 1:
         return grid[-1]

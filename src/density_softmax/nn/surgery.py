@@ -8,7 +8,10 @@ from torch import nn
 
 from density_softmax.errors import UserError
 
-__all__ = ["replace_layers"]
+__all__ = ["WEIGHT_LAYERS", "replace_layers"]
+
+# Layers that map channels (dimension 1 of their weight) to channels (dimension 0).
+WEIGHT_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 Rule = Callable[[str, nn.Module], nn.Module | None]
 

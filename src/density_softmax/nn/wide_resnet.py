@@ -98,8 +98,12 @@ class WideResNet(Backbone):
         self.group3 = group(PreActivationBlock, 32 * k, 64 * k, n, stride=2)
         self.bn = nn.BatchNorm2d(64 * k)
         self.activation = nn.ReLU()
-        he_normal_(self)
         self.memory_format = torch.channels_last if config.channels_last else torch.preserve_format
+        self.initialize()
+
+    def initialize(self) -> None:
+        """He-normal convolutions."""
+        he_normal_(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """The features of a batch of images, (batch, 64 · width)."""

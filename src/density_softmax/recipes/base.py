@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from density_softmax.config import ConfigError, differences
 from density_softmax.data.base import DataConfig
-from density_softmax.engine.runtime import EngineConfig
+from density_softmax.engine.runtime import PLACES, EngineConfig
 from density_softmax.methods.base import MethodConfig
 from density_softmax.nn.backbone import BackboneConfig
+from density_softmax.types import Data
 
 __all__ = ["Recipe", "RecipeFunction", "choose"]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Data, encoder, method and engine of a run."""
+    """Data, encoder, method and engine of a run.
+
+    Attributes:
+        data_seed: decides the data in place of the run's own seed, so that runs with other seeds
+            can have the same training points and the same held-out slice.
+    """
 
     name: str
     data: DataConfig
     encoder: BackboneConfig
     method: MethodConfig
     engine: EngineConfig = field(default_factory=EngineConfig)
+    data_seed: int | None = None
+
+    def load_data(self, seed: int) -> Data:
+        """The data of a run with that seed."""
+        return self.data.load(seed if self.data_seed is None else self.data_seed)
 
     def variant(self, default: Recipe) -> str:
         """How this recipe deviates from `default`, as `path=value` pairs; `default` if nowhere.
 
         Where a run computes makes no variant. The leading `method.` goes without saying.
         """
-        places = {
-            f"engine.{f.name}" for f in dataclasses.fields(EngineConfig) if "place" in f.metadata
-        }
+        places = {f"engine.{name}" for name in PLACES}
         found = [
             assignment.removeprefix("method.")
             for assignment in differences(default, self)

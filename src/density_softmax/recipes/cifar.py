@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from density_softmax.data.image_data import ImageData
-from density_softmax.methods import DensitySoftmax, Deterministic, MethodConfig
+from density_softmax.methods import DensitySoftmax, MethodConfig
 from density_softmax.nn.densities import FlowDensity
 from density_softmax.nn.penalty import FrobeniusPenalty
 from density_softmax.nn.scale import RangeScale
 from density_softmax.nn.wide_resnet import WideResNet
 from density_softmax.optimization import SGD, Adam, Descent, OneCycle, Steps
 from density_softmax.recipes.base import Recipe, choose
+from density_softmax.recipes.bounded import bounded_on_cifar, bounded_on_small_images
+from density_softmax.recipes.kernels import kernels_on_cifar, kernels_on_small_images
+from density_softmax.recipes.one_network import (
+    one_network_on_cifar,
+    one_network_on_small_images,
+)
+from density_softmax.recipes.plain import plain_methods
+from density_softmax.recipes.posteriors import posteriors_on_cifar, posteriors_on_small_images
+from density_softmax.recipes.varied_weights import varied_weights, varied_weights_cifar
 
 __all__ = ["cifar10", "cifar10_small", "cifar100"]
 
@@ -23,25 +34,29 @@ def cifar10(method: str = "density_softmax") -> Recipe:
 
     The gradient-penalty coefficient 1e-4 and the scale range are those of the paper's table.
     """
+    methods = {
+        **_paper(penalty=1e-4, scale=RangeScale.Config(-0.55, -0.45)),
+        **bounded_on_cifar(base_rate=0.08, mean_field_factor=20.0),
+    }
     return Recipe(
         name="cifar10",
         data=_data("cifar10", shifts=("cifar10-c", "cifar10.1-v6"), ood=("svhn", "cifar100")),
         encoder=WideResNet.Config(depth=28, width=10),
-        method=choose(
-            "cifar10", _paper(penalty=1e-4, scale=RangeScale.Config(-0.55, -0.45)), method
-        ),
+        method=choose("cifar10", methods, method),
     )
 
 
 def cifar100(method: str = "density_softmax") -> Recipe:
     """CIFAR-100 with WRN-28-10, the paper's settings; shift CIFAR-100-C, OOD SVHN and CIFAR-10."""
+    methods = {
+        **_paper(penalty=1e-5, scale=RangeScale.Config(-0.4, -0.3)),
+        **bounded_on_cifar(base_rate=0.04, mean_field_factor=7.5),
+    }
     return Recipe(
         name="cifar100",
         data=_data("cifar100", shifts=("cifar100-c",), ood=("svhn", "cifar10")),
         encoder=WideResNet.Config(depth=28, width=10),
-        method=choose(
-            "cifar100", _paper(penalty=1e-5, scale=RangeScale.Config(-0.4, -0.3)), method
-        ),
+        method=choose("cifar100", methods, method),
     )
 
 
@@ -56,10 +71,18 @@ def cifar10_small(method: str = "density_softmax") -> Recipe:
         optimizer=SGD(lr=0.2, weight_decay=5e-4),
         schedule=OneCycle(rise=0.3),
     )
+    penalty = FrobeniusPenalty.Config(weight=1e-4, every=8)
     methods: dict[str, MethodConfig] = {
-        "deterministic": Deterministic.Config(descent=train),
+        **plain_methods(train, penalty),
+        **bounded_on_small_images(train),
+        **kernels_on_small_images(duq=train, due=train),
+        **one_network_on_small_images(train),
+        **posteriors_on_small_images(
+            posterior=replace(train, optimizer=Adam(lr=5e-3)), natural=train
+        ),
+        **varied_weights(replace(train, optimizer=SGD(lr=0.2)), l2=2.5e-4),
         "density_softmax": DensitySoftmax.Config(
-            penalty=FrobeniusPenalty.Config(weight=1e-4, every=8),
+            penalty=penalty,
             representation=train,
             density=FlowDensity.Config(descent=Descent(epochs=20, optimizer=Adam(lr=1e-3))),
             head=None,
@@ -96,10 +119,15 @@ def _paper(penalty: float, scale: RangeScale.Config) -> dict[str, MethodConfig]:
     density = Descent(epochs=50, batch_size=64, optimizer=Adam(lr=1e-4))
     # The paper gives no rate for the head: ours is the last of the schedule above.
     head = Descent(epochs=10, batch_size=64, optimizer=SGD(lr=0.05 * 0.2**3, weight_decay=4e-4))
+    frobenius = FrobeniusPenalty.Config(weight=penalty)
     return {
-        "deterministic": Deterministic.Config(descent=train),
+        **plain_methods(train, frobenius, temperature=1 / scale.middle),
+        **varied_weights_cifar(train),
+        **one_network_on_cifar(train),
+        **posteriors_on_cifar(train),
+        **kernels_on_cifar(),
         "density_softmax": DensitySoftmax.Config(
-            penalty=FrobeniusPenalty.Config(weight=penalty),
+            penalty=frobenius,
             representation=train,
             density=FlowDensity.Config(standardize=False, descent=density),
             scale=scale,

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from density_softmax.data.image_data import ImageData
 from density_softmax.engine.runtime import EngineConfig
-from density_softmax.methods import DensitySoftmax, Deterministic, MethodConfig
+from density_softmax.methods import DensitySoftmax, MethodConfig
 from density_softmax.nn.densities import FlowDensity
 from density_softmax.nn.penalty import FrobeniusPenalty
 from density_softmax.nn.wide_resnet import WideResNet
 from density_softmax.optimization import Adam, Descent, OneCycle
 from density_softmax.recipes.base import Recipe, choose
+from density_softmax.recipes.bounded import bounded_on_small_images
+from density_softmax.recipes.kernels import kernels_on_small_images
+from density_softmax.recipes.one_network import one_network_on_small_images
+from density_softmax.recipes.plain import plain_methods
+from density_softmax.recipes.posteriors import posteriors_on_small_images
+from density_softmax.recipes.varied_weights import varied_weights
 
 __all__ = ["digits"]
 
@@ -17,10 +25,17 @@ __all__ = ["digits"]
 def digits(method: str = "density_softmax") -> Recipe:
     """Digits of 8×8 with a WRN-10-1; shifts are their 15 corruptions in five severities."""
     train = Descent(epochs=30, batch_size=64, optimizer=Adam(lr=5e-3), schedule=OneCycle())
+    penalty = FrobeniusPenalty.Config(weight=1e-3)
     methods: dict[str, MethodConfig] = {
-        "deterministic": Deterministic.Config(descent=train),
+        **plain_methods(train, penalty),
+        **bounded_on_small_images(train),
+        # 500 steps of 5e-3 are too few for the means of DUE's process.
+        **kernels_on_small_images(duq=train, due=replace(train, optimizer=Adam(lr=2e-2))),
+        **one_network_on_small_images(train),
+        **posteriors_on_small_images(posterior=train, natural=train),
+        **varied_weights(train),
         "density_softmax": DensitySoftmax.Config(
-            penalty=FrobeniusPenalty.Config(weight=1e-3),
+            penalty=penalty,
             representation=train,
             density=FlowDensity.Config(descent=Descent(epochs=100, optimizer=Adam(lr=1e-3))),
             head=None,

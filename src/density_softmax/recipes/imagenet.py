@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from density_softmax.data.image_data import ImageData
-from density_softmax.methods import DensitySoftmax, Deterministic, MethodConfig
+from density_softmax.methods import DensitySoftmax, MethodConfig
 from density_softmax.nn.densities import FlowDensity
 from density_softmax.nn.penalty import FrobeniusPenalty
 from density_softmax.nn.resnet import ResNet
 from density_softmax.nn.scale import RangeScale
 from density_softmax.optimization import SGD, Adam, Descent, Steps
 from density_softmax.recipes.base import Recipe, choose
+from density_softmax.recipes.bounded import bounded_on_imagenet
+from density_softmax.recipes.kernels import kernels_on_imagenet
+from density_softmax.recipes.one_network import one_network_on_imagenet
+from density_softmax.recipes.plain import plain_methods
+from density_softmax.recipes.posteriors import posteriors_on_imagenet
+from density_softmax.recipes.varied_weights import varied_weights_imagenet
 
 __all__ = ["imagenet"]
 
@@ -26,16 +32,22 @@ def imagenet(method: str = "density_softmax") -> Recipe:
         optimizer=SGD(lr=0.05, momentum=0.9, nesterov=True, weight_decay=2e-4),
         schedule=Steps(milestones=(30, 60, 80), ratio=0.1, warmup_epochs=1, nominal_epochs=90),
     )
+    penalty, scale = FrobeniusPenalty.Config(weight=1e-1), RangeScale.Config(low=-0.4, high=-0.3)
     methods: dict[str, MethodConfig] = {
-        "deterministic": Deterministic.Config(descent=train),
+        **plain_methods(train, penalty, temperature=1 / scale.middle),
+        **bounded_on_imagenet(train),
+        **kernels_on_imagenet(train),
+        **one_network_on_imagenet(train),
+        **posteriors_on_imagenet(train),
+        **varied_weights_imagenet(train),
         "density_softmax": DensitySoftmax.Config(
-            penalty=FrobeniusPenalty.Config(weight=1e-1),
+            penalty=penalty,
             representation=train,
             density=FlowDensity.Config(
                 standardize=False,
                 descent=Descent(epochs=10, batch_size=64, optimizer=Adam(lr=1e-4)),
             ),
-            scale=RangeScale.Config(low=-0.4, high=-0.3),
+            scale=scale,
             # The paper gives no rate for the head: ours is the last of the schedule above.
             head=Descent(epochs=2, batch_size=64, optimizer=SGD(lr=0.05 * 0.1**3)),
         ),

@@ -14,19 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from density_softmax.report.names import break_lines, file_stem, setting_name, variant_of_data
-from density_softmax.report.runs import Run, first_seeds
-from density_softmax.report.style import (
-    COLUMN,
-    DARK_BLUE,
-    DARK_ORANGE,
-    PAGE,
-    Picture,
-    add_axes,
-    new_figure,
-    paper_style,
-    save_figure,
-)
+from density_softmax.report.names import file_stem
+from density_softmax.report.panels import panel_figure, tidy
+from density_softmax.report.runs import Run, by_setting, first_seeds
+from density_softmax.report.style import DARK_BLUE, DARK_ORANGE, Picture, save_figure
 from density_softmax.storage import StorageError
 
 __all__ = ["StageCurves", "curve_figure", "read_curves", "write_curves"]
@@ -49,18 +40,13 @@ class StageCurves:
 
 def write_curves(runs: Sequence[Run], folder: Path) -> list[Picture]:
     """Draw the stages of the first seed of each method: a figure for each recipe and data."""
-    settings: dict[str, list[Run]] = {}
-    for run in first_seeds(runs):
-        setting = setting_name(run.key[0], variant_of_data(run.variant))
-        settings.setdefault(setting, []).append(run)
     pictures = []
-    with paper_style():
-        for setting, members in settings.items():
-            stages = [stage for run in members for stage in read_curves(run)]
-            if stages:
-                file = folder / file_stem(setting, "curves")
-                words = f"Training curves: {setting}", _caption(members)
-                pictures.append(save_figure(curve_figure(stages), file, *words))
+    for setting, members in by_setting(first_seeds(runs)).items():
+        stages = [stage for run in members for stage in read_curves(run)]
+        if stages:
+            file = folder / file_stem(setting, "curves")
+            words = f"Training curves: {setting}", _caption(members)
+            pictures.append(save_figure(curve_figure(stages), file, *words))
     return pictures
 
 
@@ -90,24 +76,13 @@ def _epochs(file: Path) -> list[tuple[str, int, str, float]]:
 
 
 def curve_figure(stages: Sequence[StageCurves]) -> Figure:
-    """A small panel for each stage, at most four in a row."""
-    num_columns = math.ceil(len(stages) / math.ceil(len(stages) / 4))
-    width = COLUMN if num_columns <= 2 else PAGE
-    panel, left, below = (width / num_columns, 0.85), 0.38, 0.31
-    titles = [break_lines(f"{s.label}: {s.stage}", int((panel[0] - left) / 0.056)) for s in stages]
-    rows = [range(n, min(n + num_columns, len(stages))) for n in range(0, len(stages), num_columns)]
-    heads = [0.108 * max(len(titles[n]) for n in row) + 0.05 for row in rows]
-    figure = new_figure(width, sum(heads) + len(rows) * (panel[1] + below) + 0.18)
-    for number, row in enumerate(rows):
-        top = sum(heads[: number + 1]) + number * (panel[1] + below)
-        for column, n in enumerate(row):
-            place = column * panel[0] + left, top, panel[0] - left - 0.06, panel[1]
-            axes = add_axes(figure, *place)
-            _draw(axes, stages[n])
-            axes.set_title("\n".join(titles[n]), loc="left", pad=3, linespacing=1.1)
+    """A small panel for each stage."""
+    panels = panel_figure([f"{s.label}: {s.stage}" for s in stages], height=0.85)
+    for axes, stage in zip(panels.axes, stages, strict=True):
+        _draw(axes, stage)
     handles = [Line2D([], [], **look) for look in LOOKS.values()]
-    figure.legend(handles=handles, loc="lower center", ncols=2, borderaxespad=0.1)
-    return figure
+    panels.figure.legend(handles=handles, loc="lower center", ncols=2, borderaxespad=0.1)
+    return panels.figure
 
 
 def _draw(axes: Axes, stage: StageCurves) -> None:
@@ -122,8 +97,7 @@ def _draw(axes: Axes, stage: StageCurves) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(3))
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.set_xlabel("epoch", labelpad=1)
-    axes.grid(linewidth=0.3, alpha=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
 
 
 def _caption(runs: Sequence[Run]) -> str:

@@ -14,12 +14,23 @@ from density_softmax.errors import UserError
 from density_softmax.report.names import (
     line_name,
     line_order,
+    setting_name,
     split_variant,
+    variant_of_data,
     variant_of_line,
 )
 from density_softmax.types import Row
 
-__all__ = ["LeftOut", "Run", "Runs", "find_runs", "first_seeds"]
+__all__ = [
+    "LeftOut",
+    "Run",
+    "Runs",
+    "by_setting",
+    "find_runs",
+    "first_seeds",
+    "rows_of",
+    "seeds_of",
+]
 
 
 @dataclass(frozen=True)
@@ -57,14 +68,23 @@ class Run:
         return line_name(self.method, variant_of_line(self.variant))
 
     @property
+    def setting(self) -> str:
+        """The name of its recipe and data: figures compare runs that have it in common."""
+        return setting_name(self.key[0], variant_of_data(self.variant))
+
+    @property
     def command(self) -> str:
         """The command line that repeats it."""
         words = ["density-softmax", "train", self.key[0], "--method", self.method]
         words += ["--seed", str(self.seed)]
         for assignment in split_variant(self.variant):
-            elsewhere = assignment.startswith(("data.", "encoder.", "engine."))
+            elsewhere = assignment.startswith(("data.", "data_seed=", "encoder.", "engine."))
             words += ["--set", assignment if elsewhere else f"method.{assignment}"]
         return shlex.join(words)
+
+    def predicted(self, split: str) -> bool:
+        """Whether its predictions of a split were kept."""
+        return (self.path / "predictions" / f"{split}.safetensors").is_file()
 
 
 @dataclass(frozen=True)
@@ -84,7 +104,7 @@ class Runs:
 
     def rows(self) -> list[Row]:
         """The rows of all finished runs."""
-        return [row for run in self.finished for row in run.directory.rows()]
+        return rows_of(self.finished)
 
 
 def find_runs(paths: Sequence[Path]) -> Runs:
@@ -101,6 +121,25 @@ def find_runs(paths: Sequence[Path]) -> Runs:
         else:
             finished[run.key] = run
     return Runs(tuple(finished.values()), tuple(left_out))
+
+
+def rows_of(runs: Sequence[Run]) -> list[Row]:
+    """The rows of these runs, in their order."""
+    return [row for run in runs for row in run.directory.rows()]
+
+
+def seeds_of(runs: Sequence[Run]) -> str:
+    """The seeds of these runs, as a sentence of a caption."""
+    seeds = sorted({run.seed for run in runs})
+    return f"Seed{'s' if seeds[1:] else ''} {', '.join(map(str, seeds))}."
+
+
+def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs that can be compared, by the name of their setting."""
+    settings: dict[str, list[Run]] = {}
+    for run in runs:
+        settings.setdefault(run.setting, []).append(run)
+    return settings
 
 
 def first_seeds(runs: Sequence[Run]) -> list[Run]:
@@ -121,7 +160,9 @@ def _recipes(path: Path) -> list[Path]:
             f"{path}: no run found, there is no recipe.json at or below it; "
             "make one with density-softmax train"
         )
-    return files
+    places = {file.parent for file in files}
+    # A run inside another is a member of it, and counts there.
+    return [file for file in files if places.isdisjoint(file.parent.parents)]
 
 
 def _read(place: Path) -> Run:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from density_softmax.report.names import metric_name, metric_order
+from density_softmax.report.splits import find_detected, role_of_split
 from density_softmax.types import Row
 
 __all__ = ["Key", "Section", "find_keys", "find_sections"]
@@ -58,7 +59,7 @@ def find_keys(rows: Sequence[Row]) -> list[Key]:
 def find_sections(keys: Sequence[Key]) -> Iterator[Section]:
     """The headline, then a section for each role and set; every column is in one of these."""
     roles: dict[Role, list[Key]] = {}
-    detected = {split for split, metric in keys if metric.startswith(("auroc:", "aupr:", "fpr95:"))}
+    detected = find_detected(keys)
     for key in keys:
         roles.setdefault(_role(key, detected), []).append(key)
     yield from _results(roles)
@@ -77,13 +78,9 @@ def find_sections(keys: Sequence[Key]) -> Iterator[Section]:
 
 def _role(key: Key, detected: set[str]) -> Role:
     split, metric = key
-    if split == "cost":
-        return "training" if metric.startswith(("train_seconds", "peak_memory")) else "cost"
-    if split == "iid":
-        return "iid"
-    if split in detected:
-        return "ood"
-    return "each shift" if "/" in split else "shift"
+    if split == "cost" and metric.startswith(("train_seconds", "peak_memory")):
+        return "training"
+    return role_of_split(split, detected)
 
 
 def _results(roles: dict[Role, list[Key]]) -> Iterator[Section]:

@@ -23,12 +23,16 @@ __all__ = [
     "COLUMN",
     "DARK_BLUE",
     "DARK_ORANGE",
+    "GREY",
     "INK",
+    "LEVELS",
+    "LOOKS",
     "ORANGE",
     "PAGE",
     "PROBABILITY",
     "RED",
     "UNCERTAINTY",
+    "Look",
     "Picture",
     "add_axes",
     "new_figure",
@@ -39,7 +43,7 @@ __all__ = [
 # Widths in inches of a column and of the page in two-column papers.
 COLUMN, PAGE = 3.3, 6.9
 
-INK = "#1f2328"
+INK, GREY = "#1f2328", "#8a929a"
 BLUE, ORANGE, RED = "#8ecdfa", "#ffb46b", "#ff3d8b"
 DARK_BLUE, DARK_ORANGE = "#1f5f9e", "#c2560a"
 
@@ -52,6 +56,11 @@ PROBABILITY = LinearSegmentedColormap.from_list(
 # Without the glaring end of cividis.
 UNCERTAINTY = LinearSegmentedColormap.from_list(
     "mild_cividis", matplotlib.colormaps["cividis"](np.linspace(0.0, 0.94, 64))
+)
+
+# Levels of a shift: from light to dark, which a grey print keeps.
+LEVELS = LinearSegmentedColormap.from_list(
+    "light_to_dark", ["#f2b880", "#dd8448", "#b5512c", "#7c2a25", "#3d1220"]
 )
 
 RC: Any = {
@@ -76,6 +85,7 @@ RC: Any = {
     "legend.fontsize": 6.5,
     "legend.frameon": False,
     "lines.linewidth": 1.0,
+    "hatch.linewidth": 0.4,
     "figure.dpi": 200,
     "savefig.dpi": 200,
     "svg.fonttype": "path",
@@ -86,6 +96,34 @@ RC: Any = {
 
 # The page shows figures this many pixels wide: sharp on every screen, and still small as WebP.
 PREVIEW = 1800
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one of several lines is told apart: by colour, by dashes and by marks."""
+
+    color: str
+    dashes: Any
+    marker: str
+
+    def line(self, *, marks: bool = False) -> dict[str, Any]:
+        """Arguments of `plot`."""
+        found: dict[str, Any] = {"color": self.color, "linestyle": self.dashes}
+        return {**found, "marker": self.marker, "markersize": 2.6} if marks else found
+
+
+# The colours of Okabe and Ito, which every kind of colour vision tells apart, but for their
+# yellow, which paper swallows.
+LOOKS = (
+    Look(INK, "-", "o"),
+    Look("#0072b2", (0, (4, 1)), "s"),
+    Look("#d55e00", (0, (2, 0.8)), "^"),
+    Look("#009e73", (0, (5, 1, 1, 1)), "D"),
+    Look("#cc79a7", (0, (1, 0.8)), "v"),
+    Look("#56b4e9", "-", "P"),
+    Look("#e69f00", (0, (4, 1)), "X"),
+    Look("#7f6a55", (0, (2, 0.8)), "*"),
+)
 
 
 @dataclass(frozen=True)

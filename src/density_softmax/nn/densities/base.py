@@ -25,17 +25,19 @@ class Density(nn.Module, ABC):
 
     mean: Tensor
     scale: Tensor
+    log_volume: Tensor
 
     def __init__(self, num_features: int, standardize: bool) -> None:
         super().__init__()
         self.standardize = standardize
         self.register_buffer("mean", torch.zeros(num_features))
         self.register_buffer("scale", torch.ones(num_features))
+        self.register_buffer("log_volume", torch.zeros(()))  # Σ log scale
 
     def log_prob(self, z: Tensor) -> Tensor:
         """log p(z; α), (batch,), in float32 whatever the network computes in."""
         with full_precision(z):
-            return self.standard_log_prob(self.standardized(z)) - self.scale.log().sum()
+            return self.standard_log_prob(self.standardized(z)) - self.log_volume
 
     def standardized(self, z: Tensor) -> Tensor:
         """u = (z − mean) / scale, in float32."""
@@ -62,6 +64,7 @@ class Density(nn.Module, ABC):
         mean, variance = mean_and_variance(total["count"], total["sum"], total["squares"])
         self.mean.copy_(mean)
         self.scale.copy_(torch.where(variance == 0, 1.0, variance.sqrt()))
+        self.log_volume.copy_(self.scale.log().sum())
 
 
 class DensityConfig(Family, ABC):

@@ -1,0 +1,171 @@
+"""What is computed again for every input although it never changes, computed once.
+
+Three folds, none of which changes the function: spectral normalisations into their weights, batch
+norms into the layers before them, and the two networks of a coupling into one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.nn.utils import parametrize
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+from density_softmax.deploy.graph import trace
+from density_softmax.nn import spectral
+from density_softmax.nn.flows import AffineCoupling
+from density_softmax.nn.surgery import replace_layers
+
+__all__ = [
+    "FOLDS",
+    "FusedCoupling",
+    "fold_all",
+    "fold_batch_norms",
+    "fold_spectral_norms",
+    "fuse_conditioners",
+]
+
+aten = torch.ops.aten
+LAYERS = (
+    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+    *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
+    aten.linear.default,
+)
+FUSIONS: dict[type[nn.Module], Callable[[Any, Any], nn.Module]] = {
+    nn.Conv1d: fuse_conv_bn_eval,
+    nn.Conv2d: fuse_conv_bn_eval,
+    nn.Conv3d: fuse_conv_bn_eval,
+    nn.Linear: fuse_linear_bn_eval,
+}
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def fold_all(network: nn.Module, example: Tensor) -> dict[str, int]:
+    """Every fold on a network in evaluation mode, in place; how many layers each of them took."""
+    return {name: len(fold(network, example)) for name, fold in FOLDS.items()}
+
+
+@torch.no_grad()
+def fold_spectral_norms(network: nn.Module, example: Tensor) -> list[str]:
+    """Write bounded weights in place of what computes them, ours and torch's parametrisations."""
+    names = spectral.fold(network)
+    for name, layer in network.named_modules():
+        if parametrize.is_parametrized(layer):
+            for tensor in list(layer.parametrizations):
+                parametrize.remove_parametrizations(layer, tensor, leave_parametrized=True)
+            names.append(name)
+    return names
+
+
+@torch.no_grad()
+def fold_batch_norms(network: nn.Module, example: Tensor) -> list[str]:
+    """Fold a batch norm into the convolution or linear layer whose output nothing else reads.
+
+    Which that is, the traced graph says, hooks and whatever else a model does included.
+    """
+    if not any(isinstance(module, NORMS) for module in network.modules()):
+        return []
+    folded = []
+    for layer_name, norm_name in _foldable_pairs(network, example):
+        layer, norm = network.get_submodule(layer_name), network.get_submodule(norm_name)
+        # Subclasses may compute something else, and hooks belong to the module they are on.
+        plain = type(layer) in FUSIONS and type(norm) in NORMS
+        if plain and not _is_hooked(layer) and not _is_hooked(norm):
+            network.set_submodule(layer_name, FUSIONS[type(layer)](layer, norm))
+            network.set_submodule(norm_name, nn.Identity())
+            folded.append(norm_name)
+    return folded
+
+
+def fuse_conditioners(network: nn.Module, example: Tensor) -> list[str]:
+    """Let both networks of every affine coupling be one of twice the width."""
+
+    def rule(name: str, layer: nn.Module) -> nn.Module | None:
+        if not isinstance(layer, AffineCoupling) or not isinstance(layer.scale, nn.Sequential):
+            return None
+        return FusedCoupling(layer)
+
+    return replace_layers(network, rule)
+
+
+FOLDS: dict[str, Callable[[nn.Module, Tensor], list[str]]] = {
+    "spectral norms": fold_spectral_norms,
+    "batch norms": fold_batch_norms,
+    "flow conditioners": fuse_conditioners,
+}
+
+
+@final
+class FusedCoupling(nn.Module):
+    """b ↦ exp(s(a)) ⊙ b + t(a) with s and t from one network.
+
+    Its first layer is that of both, one below the other; the others are block-diagonal. Half of
+    the work of a hidden layer is on zeros, but the layers are so small that calls are what costs.
+    """
+
+    def __init__(self, coupling: AffineCoupling) -> None:
+        super().__init__()
+        scale, shift = (
+            [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+            for network in (coupling.scale, coupling.shift)
+        )
+        pairs = list(zip(scale, shift, strict=True))
+        layers = [_beside(*pairs[0], torch.cat), *(_beside(*pair, _diagonal) for pair in pairs[1:])]
+        between = [part for layer in layers[:-1] for part in (layer, nn.ReLU())]
+        self.network = nn.Sequential(*between, layers[-1])
+
+    def forward(self, kept: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+        """The moved half and the log-determinant."""
+        raw, shift = self.network(kept).chunk(2, dim=-1)
+        s = torch.tanh(raw)
+        return s.exp() * moved + shift, s.sum(-1)
+
+
+@torch.no_grad()
+def _beside(
+    first: nn.Linear, second: nn.Linear, join: Callable[[list[Tensor]], Tensor]
+) -> nn.Linear:
+    """One layer for two."""
+    weight = join([first.weight, second.weight])
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    layer.weight = nn.Parameter(weight)
+    layer.bias = nn.Parameter(torch.cat([first.bias, second.bias]))
+    return layer
+
+
+def _diagonal(weights: list[Tensor]) -> Tensor:
+    return torch.block_diag(*weights)
+
+
+def _foldable_pairs(network: nn.Module, example: Tensor) -> list[tuple[str, str]]:
+    """Names of layers and of the batch norms that alone read what they give."""
+    program = trace(network, example)
+    signature = program.graph_signature
+    owners = {
+        name: target.rpartition(".")[0]
+        for mapping in (signature.inputs_to_parameters, signature.inputs_to_buffers)
+        for name, target in mapping.items()
+    }
+    pairs = []
+    for norm in program.graph.nodes:
+        if norm.target is aten.batch_norm.default:
+            layer, mean = norm.args[0], norm.args[3]
+            if layer.target in LAYERS and len(layer.users) == 1 and _once(layer.args[1], mean):
+                pairs.append((owners[layer.args[1].name], owners[mean.name]))
+    return pairs
+
+
+def _once(*weights: Any) -> bool:
+    """Whether these are stored tensors that the graph reads in one place each."""
+    return all(
+        isinstance(weight, Node) and weight.op == "placeholder" and len(weight.users) == 1
+        for weight in weights
+    )
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -1,0 +1,89 @@
+"""Does an exported model say what the model said? Checked before anything is written."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from density_softmax.deploy.artifacts import Artifact
+from density_softmax.deploy.predictor import Answer
+from density_softmax.errors import UserError
+from density_softmax.methods.base import Method
+from density_softmax.types import Prediction
+
+__all__ = ["BATCH_SIZES", "TOLERANCE", "ParityError", "check_flags", "check_parity", "probes"]
+
+BATCH_SIZES = (1, 7)
+# Of a probability.
+TOLERANCE = 1e-5
+# Of an uncertainty, relative: a log density is hundreds of nats of float32 and gains nothing from
+# more digits.
+RELATIVE_TOLERANCE = 1e-3
+
+
+class ParityError(UserError):
+    """An exported model answers differently from the model it was made of."""
+
+
+def check_parity(method: Method, artifact: Artifact, example: Tensor) -> dict[int, float]:
+    """The largest difference of a probability at each batch size; above the tolerance, an error."""
+    found = {}
+    for size in BATCH_SIZES:
+        x = probes(example, size)
+        expected, answer = method.predict(x), _answer(artifact, x)
+        found[size] = _difference(expected.probs, answer.probs)
+        if not found[size] <= TOLERANCE:
+            raise ParityError(
+                f"at batch size {size} the exported model's probabilities differ by "
+                f"{found[size]:.1e} from the model's own, more than {TOLERANCE:.0e}: "
+                "nothing was written"
+            )
+        _check_uncertainty(size, expected, answer)
+    check_flags(artifact, example)
+    return found
+
+
+def check_flags(artifact: Artifact, example: Tensor) -> None:
+    """A row that is no number is flagged, and the others are not."""
+    x = probes(example, BATCH_SIZES[-1])
+    if not x.is_floating_point():
+        return
+    x[1] = torch.nan
+    finite = torch.as_tensor(_answer(artifact, x).epistemic).isfinite().tolist()
+    if finite != [row != 1 for row in range(len(x))]:
+        raise ParityError("the exported model does not flag a row of NaN: nothing was written")
+
+
+def probes(example: Tensor, num_rows: int) -> Tensor:
+    """So many rows: those of the example, then the same again with noise of its own size."""
+    rows = torch.arange(num_rows) % len(example)
+    x = example[rows].clone()
+    if x.is_floating_point() and num_rows > len(example):
+        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+        deviation = example.float().std(correction=0).clamp_min(1e-3)
+        x[len(example) :] += deviation * noise[len(example) :]
+    return x
+
+
+def _answer(artifact: Artifact, x: Tensor) -> Answer:
+    try:
+        return artifact.run(x.numpy())
+    except Exception as error:  # of whatever kind its runtime has
+        raise ParityError(
+            f"the exported model does not run at batch size {len(x)}: {error}"
+        ) from error
+
+
+def _check_uncertainty(size: int, expected: Prediction, answer: Answer) -> None:
+    for name in ("aleatoric", "epistemic"):
+        ours, theirs = getattr(expected, name), torch.as_tensor(getattr(answer, name))
+        near = torch.isclose(ours, theirs, RELATIVE_TOLERANCE, RELATIVE_TOLERANCE)
+        if not near.all():
+            raise ParityError(
+                f"at batch size {size} the exported model's {name} uncertainty is "
+                f"{theirs[~near][0]:.6g} in place of {ours[~near][0]:.6g}: nothing was written"
+            )
+
+
+def _difference(expected: Tensor, answer: object) -> float:
+    return float((expected - torch.as_tensor(answer)).abs().max())

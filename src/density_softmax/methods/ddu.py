@@ -1,0 +1,94 @@
+"""DDU: a softmax classifier, and a Gaussian per class on features that keep their distances."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.nn.densities import GaussianMixtureDensity
+from density_softmax.nn.head import Head, entropy_of_logits
+from density_softmax.nn.sensitive import make_sensitive
+from density_softmax.nn.spectral import constrain
+from density_softmax.optimization import Descent
+from density_softmax.stages import Stage, Train, Values
+from density_softmax.types import Batch, Prediction
+
+__all__ = ["DDU"]
+
+
+@final
+class DDU(Method):
+    """Deep Deterministic Uncertainty (Mukhoti et al., CVPR 2023), without temperature scaling.
+
+    p(y | x) = softmax(g(z)) with z = f(x), aleatoric H(p) and epistemic
+    −log q(z) = −log Σ_c π_c N(z; μ_c, Σ_c), a Gaussian per class fitted to training features. f is
+    a residual network with spectral normalisation, leaky ReLUs and average-pooling shortcuts.
+    """
+
+    @dataclass(frozen=True)
+    class Config(MethodConfig, kind="ddu"):
+        """The network's changes, the density and the training.
+
+        Attributes:
+            bound: the largest spectral norm of a layer of the encoder; null for none.
+            num_iterations: power iterations per step.
+            norms: bound batch norms, too. DUE does; the authors' code of DDU does not.
+            tied: one covariance for all classes, where a matrix for each is too large.
+            descent: training of encoder and head on cross entropy.
+        """
+
+        bound: float | None = 3.0
+        num_iterations: int = 1
+        norms: bool = False
+        tied: bool = False
+        descent: Descent = Descent(epochs=100)
+
+        def build(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> DDU:
+            """An untrained method around `encoder`, whose layers are changed."""
+            return DDU(encoder, num_classes, self, example)
+
+    config: Config
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        config: Config | None = None,
+        example: Tensor | None = None,
+    ) -> None:
+        config = config or DDU.Config()
+        make_sensitive(encoder)
+        super().__init__(encoder, num_classes, config, example)
+        if config.bound is not None:
+            constrain(encoder, config.bound, example, config.num_iterations, config.norms)
+        self.head = Head(self.num_features, num_classes)
+        # Gaussians do not ask for standardised features, which would take a pass of its own.
+        density = GaussianMixtureDensity.Config(standardize=False, tied=config.tied)
+        self.density = density.build(self.num_features, num_classes)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """The network on cross entropy, then the Gaussians in one pass."""
+        descent = Train(
+            "train",
+            loss=lambda batch: self._nll(batch).mean(),
+            parameters=[*self.encoder.parameters(), *self.head.parameters()],
+            descent=self.config.descent,
+            monitor=self._monitor,
+        )
+        return (descent, *self.density.stages())
+
+    def forward(self, x: Tensor) -> Prediction:
+        """The softmax, its entropy, and −log q(z)."""
+        z = self.features(x)
+        logits = self.head(z).float()
+        return Prediction(logits.softmax(-1), entropy_of_logits(logits), -self.density.log_prob(z))
+
+    def _nll(self, batch: Batch) -> Tensor:
+        return F.cross_entropy(self.head(self.features(batch.x)), batch.y, reduction="none")
+
+    def _monitor(self, batch: Batch) -> Values:
+        return {"nll": self._nll(batch)}

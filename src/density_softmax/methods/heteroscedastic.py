@@ -1,0 +1,128 @@
+"""Heteroscedastic: Gaussian logits whose covariance depends on the input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import final
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from density_softmax.config import ConfigError
+from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.nn.averaging import average_parts, nll_of_average, nll_of_parts
+from density_softmax.nn.gaussian_logits import GaussianHead, GaussianLogits, Noise
+from density_softmax.optimization import Descent
+from density_softmax.stages import Stage, Train, Values
+from density_softmax.types import Batch, Prediction
+
+__all__ = ["Heteroscedastic"]
+
+
+@final
+class Heteroscedastic(Method):
+    """Heteroscedastic (Collier et al. 2021): 1/S Σ_s softmax(u_s / T), u_s = μ + V ε_s + d ⊙ ε′_s.
+
+    μ(z), V(z) and d(z) are linear in the features z = f(x), but for a softplus on d. The logits
+    are thus N(μ, V Vᵀ + diag(d²)): label noise that depends on the input and is correlated
+    between classes. It is trained on −log of the mean probability.
+    """
+
+    @dataclass(frozen=True)
+    class Config(MethodConfig, kind="heteroscedastic"):
+        """Factors, temperature and samples are those of uncertainty-baselines on CIFAR.
+
+        Attributes:
+            num_factors: columns of V.
+            temperature: T, which smooths the softmax and with it the gradient.
+            num_samples: S in training and in prediction alike. A batch shares its draws.
+            min_scale: what is added to the softplus of d.
+            chunk: how many samples are in memory at a time, for all classes of a batch; 0 = all.
+                The draws are the same, and so are predictions and gradients.
+            descent: training of encoder and head.
+        """
+
+        num_factors: int = 6
+        temperature: float = 1.3
+        num_samples: int = 10_000
+        min_scale: float = 1e-3
+        chunk: int = 1_000
+        descent: Descent = Descent(epochs=100)
+
+        def __post_init__(self) -> None:
+            """Reject counts that count nothing, and a temperature or a scale below zero."""
+            for name in ("num_factors", "num_samples"):
+                if getattr(self, name) < 1:
+                    raise ConfigError(f"{name}={getattr(self, name)}: choose 1 or more")
+            if self.temperature <= 0:
+                raise ConfigError(f"temperature={self.temperature}: choose more than 0")
+            if self.min_scale < 0:
+                raise ConfigError(f"min_scale={self.min_scale}: choose 0 or more")
+            if self.chunk < 0:
+                raise ConfigError(f"chunk={self.chunk}: choose 1 or more samples, or 0 for all")
+
+        def build(
+            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
+        ) -> Heteroscedastic:
+            """An untrained classifier around `encoder`."""
+            return Heteroscedastic(encoder, num_classes, self, example)
+
+    config: Config
+    draws_samples = True
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        config: Config | None = None,
+        example: Tensor | None = None,
+    ) -> None:
+        config = config or Heteroscedastic.Config()
+        super().__init__(encoder, num_classes, config, example)
+        self.head = GaussianHead(
+            self.num_features, num_classes, config.num_factors, config.min_scale
+        )
+
+    def stages(self) -> tuple[Stage, ...]:
+        """One: encoder and head on −log of the mean probability."""
+        descent = Train(
+            "train",
+            loss=lambda batch: self._nll(batch).mean(),
+            parameters=list(self.parameters()),
+            descent=self.config.descent,
+            monitor=self._monitor,
+        )
+        return (descent,)
+
+    def forward(self, x: Tensor) -> Prediction:
+        """1/S Σ_s softmax(u_s / T), and what the samples disagree about."""
+        u = self.logits(x)
+        return average_parts(u.sample(noise) for noise in self._draw(u))
+
+    def logits(self, x: Tensor) -> GaussianLogits:
+        """The distribution of u / T."""
+        mean, factors, scale = self.head(self.features(x))
+        temperature = self.config.temperature
+        return GaussianLogits(mean / temperature, factors / temperature, scale / temperature)
+
+    def _draw(self, u: GaussianLogits) -> list[Noise]:
+        """S draws in chunks. They are small beside the logits that they make of a batch."""
+        return u.noise(self.config.num_samples).split(self.config.chunk or self.config.num_samples)
+
+    def _nll(self, batch: Batch) -> Tensor:
+        """−log 1/S Σ_s softmax(u_s / T)_y."""
+        u = self.logits(batch.x)
+        chunks = self._draw(u)
+
+        def nll(u: GaussianLogits, noise: Noise) -> Tensor:
+            return nll_of_average(u.sample(noise), batch.y)
+
+        if len(chunks) == 1:
+            return nll(u, chunks[0])
+        # The way back computes a chunk again, or chunks would save no memory in training.
+        again = partial(checkpoint, nll, use_reentrant=False, preserve_rng_state=False)
+        return nll_of_parts([again(u, c) for c in chunks], [len(c.own) for c in chunks])
+
+    def _monitor(self, batch: Batch) -> Values:
+        return {"nll": self._nll(batch)}

@@ -1,0 +1,127 @@
+"""Mean-field variational inference: a network whose every weight is a Gaussian."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from density_softmax.config import ConfigError
+from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.nn.averaging import average_members, nll_of_average
+from density_softmax.nn.decay import sum_of_squares
+from density_softmax.nn.sampling import in_chunks, tile
+from density_softmax.nn.surgery import WEIGHT_LAYERS, replace_layers
+from density_softmax.nn.variational import AnnealedKL, Flipout
+from density_softmax.optimization import Descent
+from density_softmax.stages import Stage, Train, Values
+from density_softmax.types import Batch, Prediction
+
+__all__ = ["MeanField"]
+
+
+@final
+class MeanField(Method):
+    """Mean-field variational inference (Blundell et al. 2015) with Flipout (Wen et al. 2018).
+
+    All kernels of convolutions and dense layers, the head's among them, have the posterior
+    q(W) = N(W̄, σ²). Trained on −E_q log p(y | x, W) + KL(q ‖ p) / N, whose second term is annealed
+    in and whose prior has the posterior's mean; p(y | x) = 1/S Σ softmax(f(x; W_s)).
+    Biases and batch norms are point estimates under an l2 penalty.
+    """
+
+    @dataclass(frozen=True)
+    class Config(MethodConfig, kind="mean_field"):
+        """How the posterior is learned and sampled.
+
+        Attributes:
+            num_samples: S, how often the weights are drawn for a prediction; training draws once.
+                Draws of one pass are flips of one ΔW, as those of a batch are under Flipout. With 1
+                there is nothing to disagree: epistemic is 0 everywhere.
+            chunk: how many samples one pass holds, to save memory; 0 for all.
+            initial_std: where all standard deviations σ start.
+            prior_std: the standard deviation of the prior.
+            annealing_epochs: after how many epochs the divergence counts in full.
+            l2: l2 · Σ w² over biases and batch norms is added to the loss, in place of a
+                weight decay of the optimizer, which would also pull at the posterior.
+            descent: how the network is trained.
+        """
+
+        num_samples: int = 5
+        chunk: int = 0
+        initial_std: float = 1e-3
+        prior_std: float = 0.1
+        annealing_epochs: int = 200
+        l2: float = 0.0
+        descent: Descent = Descent(epochs=100)
+
+        def __post_init__(self) -> None:
+            """Reject what is no posterior."""
+            least = {"num_samples": 1, "chunk": 0, "annealing_epochs": 1, "l2": 0}
+            for name, bound in least.items():
+                if getattr(self, name) < bound:
+                    raise ConfigError(f"{name}={getattr(self, name)}: choose {bound} or more")
+            for name in ("initial_std", "prior_std"):
+                if not getattr(self, name) > 0:
+                    raise ConfigError(f"{name}={getattr(self, name)}: choose a positive number")
+
+        def build(
+            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
+        ) -> MeanField:
+            """An untrained network around `encoder`, whose layers are replaced."""
+            return MeanField(encoder, num_classes, self, example)
+
+    config: Config
+    draws_samples = True
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        config: Config | None = None,
+        example: Tensor | None = None,
+    ) -> None:
+        super().__init__(encoder, num_classes, config or MeanField.Config(), example)
+        self.head: nn.Module = nn.Linear(self.num_features, num_classes)
+        self.kl = AnnealedKL(self.config.annealing_epochs)
+        replace_layers(self, self._flipout)
+
+    def _flipout(self, name: str, layer: nn.Module) -> Flipout | None:
+        if not isinstance(layer, WEIGHT_LAYERS):
+            return None
+        return Flipout(layer, self.config.initial_std, self.config.prior_std)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Count the samples, then the whole network on the evidence bound."""
+        descent = Train(
+            "train",
+            loss=self.loss,
+            parameters=list(self.parameters()),
+            descent=self.config.descent,
+            monitor=self._monitor,
+            after_step=self.kl.after_step(),
+        )
+        return (self.kl.count(), descent)
+
+    def forward(self, x: Tensor) -> Prediction:
+        """The mean softmax over draws of the weights, and what the draws disagree about."""
+        return average_members(self._sample(x))
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The negative evidence bound per sample, and the penalty of what has no posterior."""
+        nll = F.cross_entropy(self.head(self.features(batch.x)), batch.y)
+        return nll + self.kl(self) + self.config.l2 * sum_of_squares(self)
+
+    def _sample(self, x: Tensor) -> Tensor:
+        """Logits under draws of the weights, (samples, batch, classes)."""
+
+        def sample(number: int) -> Tensor:
+            logits = self.head(self.features(tile(x, number)))
+            return logits.unflatten(0, (number, x.shape[0]))
+
+        return in_chunks(sample, self.config.num_samples, self.config.chunk)
+
+    def _monitor(self, batch: Batch) -> Values:
+        return {"nll": nll_of_average(self._sample(batch.x), batch.y)}

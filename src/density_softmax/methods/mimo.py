@@ -1,0 +1,120 @@
+"""MIMO: independent subnetworks within one network, each with an input and a head of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from density_softmax.config import ConfigError
+from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.nn.averaging import average_members, nll_of_average
+from density_softmax.nn.head import Head
+from density_softmax.nn.multi_input import side_by_side, widen_input
+from density_softmax.optimization import Descent
+from density_softmax.stages import Stage, Train, Values
+from density_softmax.types import Batch, Prediction
+
+__all__ = ["MIMO"]
+
+
+@final
+class MIMO(Method):
+    """Multi-input multi-output (Havasi et al. 2021): 1/M Σ_m softmax(g_m(f(x, ..., x))).
+
+    f reads M inputs, concatenated on their channels. In training they are M different samples,
+    −Σ_m log softmax(g_m(f(x_1, ..., x_M)))_{y_m} is minimised, and head m can only learn to tell
+    the class of x_m: M independent predictors in one network. In prediction all M inputs are x.
+    """
+
+    @dataclass(frozen=True)
+    class Config(MethodConfig, kind="mimo"):
+        """Members and repetitions are those of uncertainty-baselines on CIFAR.
+
+        Attributes:
+            num_members: M.
+            batch_repetition: how many times each sample is in a training batch, which steadies
+                the gradient.
+            input_repetition: share of a training batch in which all members see the same sample.
+            descent: training of encoder and heads; its batch size counts a sample once.
+        """
+
+        num_members: int = 3
+        batch_repetition: int = 4
+        input_repetition: float = 0.0
+        descent: Descent = Descent(epochs=100)
+
+        def __post_init__(self) -> None:
+            """Reject counts that count nothing and what is no share."""
+            for name in ("num_members", "batch_repetition"):
+                if getattr(self, name) < 1:
+                    raise ConfigError(f"{name}={getattr(self, name)}: choose 1 or more")
+            if not 0 <= self.input_repetition <= 1:
+                raise ConfigError(f"input_repetition={self.input_repetition}: choose 0 to 1")
+
+        def build(
+            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
+        ) -> MIMO:
+            """An untrained classifier around `encoder`, whose first layer is widened."""
+            return MIMO(encoder, num_classes, self, example)
+
+    config: Config
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        config: Config | None = None,
+        example: Tensor | None = None,
+    ) -> None:
+        config = config or MIMO.Config()
+        super().__init__(encoder, num_classes, config, example)
+        widen_input(encoder, config.num_members, example)
+        self.heads = Head(self.num_features, config.num_members * num_classes)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """One: the whole network on the cross entropies of all members."""
+        descent = Train(
+            "train",
+            loss=lambda batch: self.member_nlls(batch).mean(1).sum(),
+            parameters=list(self.parameters()),
+            descent=self.config.descent,
+            monitor=self._monitor,
+        )
+        return (descent,)
+
+    def forward(self, x: Tensor) -> Prediction:
+        """1/M Σ_m softmax(g_m(f(x, ..., x))), and what the members disagree about."""
+        return average_members(self.member_logits(self.features(x)))
+
+    def features(self, x: Tensor) -> Tensor:
+        """f(x, ..., x)."""
+        return super().features(side_by_side(x.expand(self.config.num_members, *x.shape)))
+
+    def deal(self, num_samples: int, device: torch.device | None = None) -> Tensor:
+        """Which sample of a training batch each member sees at each place, (members, places).
+
+        All members see the whole batch, repeated, each in an order of its own; but at the last
+        places, a share of `input_repetition`, they see the same.
+        """
+        num_places = num_samples * self.config.batch_repetition
+        deck = torch.randperm(num_places, device=device) % num_samples
+        num_own = round(num_places * (1 - self.config.input_repetition))
+        own = torch.rand(self.config.num_members, num_own, device=device).argsort(1)
+        return torch.cat([deck[own], deck[num_own:].expand(self.config.num_members, -1)], dim=1)
+
+    def member_nlls(self, batch: Batch) -> Tensor:
+        """−log softmax(g_m(f(x_1, ..., x_M)))_{y_m} at each place, (members, places)."""
+        dealt = self.deal(len(batch.y), batch.y.device)
+        logits = self.member_logits(super().features(side_by_side(batch.x[dealt])))
+        return F.cross_entropy(logits.movedim(-1, 1), batch.y[dealt], reduction="none")
+
+    def member_logits(self, z: Tensor) -> Tensor:
+        """The logits of every head, (members, batch, classes)."""
+        return self.heads(z).unflatten(1, (-1, self.num_classes)).transpose(0, 1)
+
+    def _monitor(self, batch: Batch) -> Values:
+        return {"nll": nll_of_average(self.member_logits(self.features(batch.x)), batch.y)}

@@ -1,0 +1,148 @@
+"""Natural Posterior Network: one density decides how far a softmax moves a Dirichlet prior."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor, nn
+
+from density_softmax.config import ConfigError
+from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.nn import dirichlet
+from density_softmax.nn.densities.flow import change_of_variables
+from density_softmax.nn.flows import RadialFlow
+from density_softmax.nn.head import Head
+from density_softmax.nn.latent import Latent
+from density_softmax.nn.precision import full_precision
+from density_softmax.optimization import Adam, Descent
+from density_softmax.stages import Estimate, Stage, Train
+from density_softmax.types import Batch, Prediction
+
+__all__ = ["NaturalPosteriorNetwork"]
+
+
+@final
+class NaturalPosteriorNetwork(Method):
+    """Natural Posterior Network (Charpentier, Borchert et al., ICLR 2022).
+
+    The prior Dir(1) stands for K observations, one of each class. The network adds n of its own,
+    distributed as softmax(W u): p ~ Dir(α) with α = 1 + n · softmax(W u) and
+    n = exp(log p(u) + B), where u is a latent vector of x, p a radial flow, and the certainty
+    budget B = ½ log(4π) · H grows with the latent dimension H as densities shrink. It is trained
+    on E[−log p_y] − λ H(Dir(α)) and predicts E[p] = α / α_0. Far from all training data α → 1.
+    The batch norm of the latents is Posterior Network's; without it an encoder that begins on a
+    large scale has no evidence to learn from.
+
+    Aleatoric is the entropy of E[p]. Epistemic is −log n: it orders inputs as −α_0 does, without
+    being rounded to one value far away. Neither needs ψ, which ONNX does not have.
+    """
+
+    @dataclass(frozen=True)
+    class Config(MethodConfig, kind="natural_posterior_network"):
+        """The latent space, its density and the three trainings.
+
+        Attributes:
+            latent: dimensions of the latent space.
+            layers: radial layers of the flow.
+            entropy_weight: λ, how much the Dirichlet's entropy is rewarded.
+            warmup: fit of the flow to the untrained encoder's latents, or null to leave it out.
+            descent: training of everything at once.
+            finetune: fit of the flow to the trained latents, or null to leave it out.
+        """
+
+        latent: int = 16
+        layers: int = 8
+        entropy_weight: float = 1e-5
+        warmup: Descent | None = Descent(epochs=5, optimizer=Adam(lr=1e-3))
+        descent: Descent = Descent(epochs=100, optimizer=Adam(lr=1e-3))
+        finetune: Descent | None = Descent(epochs=100, optimizer=Adam(lr=1e-3))
+
+        def __post_init__(self) -> None:
+            """Refuse a latent space without dimensions or a flow without layers."""
+            for name in ("latent", "layers"):
+                if getattr(self, name) < 1:
+                    raise ConfigError(f"{name}={getattr(self, name)}: choose 1 or more")
+            if self.entropy_weight < 0:
+                raise ConfigError(f"entropy_weight={self.entropy_weight}: choose 0 or more")
+
+        def build(
+            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
+        ) -> NaturalPosteriorNetwork:
+            """An untrained method around `encoder`."""
+            return NaturalPosteriorNetwork(encoder, num_classes, self, example)
+
+    config: Config
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        config: Config | None = None,
+        example: Tensor | None = None,
+    ) -> None:
+        config = config or NaturalPosteriorNetwork.Config()
+        super().__init__(encoder, num_classes, config, example)
+        self.latent = Latent(self.num_features, config.latent)
+        self.flow = RadialFlow(config.latent, config.layers)
+        self.head = Head(config.latent, num_classes)
+        self.budget = 0.5 * math.log(4 * math.pi) * config.latent
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Warm up the flow, train everything, fine-tune the flow."""
+        descent = Train(
+            "train",
+            loss=lambda batch: self.loss(batch).mean(),
+            parameters=list(self.parameters()),
+            descent=self.config.descent,
+            monitor=lambda batch: {"nll": dirichlet.nll_of_mean(self.alpha(batch.x), batch.y)},
+        )
+        return (*self._warmup(), descent, *self._flow_stages("finetune", self.config.finetune))
+
+    def _warmup(self) -> tuple[Stage, ...]:
+        # A batch norm that has seen no data would leave the latents on any scale.
+        moments = Estimate("latent", self.latent.moments, self.latent.set_moments, on="features")
+        flow = self._flow_stages("warmup", self.config.warmup)
+        return (moments, *flow) if flow else ()
+
+    def _flow_stages(self, name: str, descent: Descent | None) -> tuple[Stage, ...]:
+        """Maximum likelihood of the flow alone, on the latents as they are."""
+        if descent is None:
+            return ()
+        flow = Train(
+            name,
+            loss=lambda batch: -self.log_prob(self.latent(batch.x)).mean(),
+            parameters=list(self.flow.parameters()),
+            descent=descent,
+            on="features",
+            monitor=lambda batch: {"nll": -self.log_prob(self.latent(batch.x))},
+        )
+        return (flow,)
+
+    def forward(self, x: Tensor) -> Prediction:
+        """E[p], its entropy, and minus the log evidence."""
+        u = self.latent(self.features(x))
+        log_evidence = self.log_prob(u) + self.budget
+        alpha = self.posterior(u, log_evidence)
+        probs = alpha / alpha.sum(-1, keepdim=True)
+        return Prediction(probs, dirichlet.entropy_of_mean(alpha), -log_evidence)
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """log p(u), (batch,), in float32."""
+        with full_precision(u):
+            return change_of_variables(*self.flow(u))
+
+    def posterior(self, u: Tensor, log_evidence: Tensor) -> Tensor:
+        """α = 1 + n · softmax(W u)."""
+        n = dirichlet.pseudo_counts(log_evidence)[:, None]
+        return 1 + n * self.head(u).float().softmax(-1)
+
+    def alpha(self, x: Tensor) -> Tensor:
+        """The Dirichlet's parameters for a batch of inputs, (batch, classes)."""
+        u = self.latent(self.features(x))
+        return self.posterior(u, self.log_prob(u) + self.budget)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """E[−log p_y] − λ H(Dir(α)), per sample."""
+        return dirichlet.bayesian_loss(self.alpha(batch.x), batch.y, self.config.entropy_weight)

@@ -1,0 +1,120 @@
+"""SNGP: spectral normalisation, and a Gaussian process for the last layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from density_softmax.config import ConfigError
+from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.nn.decay import sum_of_squares
+from density_softmax.nn.gaussian_process import RandomFeatureProcess
+from density_softmax.nn.head import entropy_of_logits
+from density_softmax.nn.spectral import constrain
+from density_softmax.optimization import Descent
+from density_softmax.stages import Estimate, Stage, Train
+from density_softmax.types import Batch, Prediction
+
+__all__ = ["SNGP"]
+
+
+@final
+class SNGP(Method):
+    """Spectral-normalized Neural Gaussian Process (Liu et al. 2020; JMLR 2023).
+
+    p(y | x) = softmax(g(z) / √(1 + λ v(z))) with z = f(x), where g is the posterior mean and v the
+    posterior variance of a Gaussian process on z (Lu et al. 2020, https://arxiv.org/abs/2006.07584:
+    the mean-field approximation of E softmax(g + √v ε)). Layers of f have norms of at most c, so
+    that z keeps the distances that v measures.
+
+    Aleatoric is the entropy of softmax(g), epistemic is v. For out-of-distribution scores the
+    paper takes Dempster-Shafer's K / (K + Σ exp g_c) of the scaled logits, which says little of
+    distance where logits are large: v is what the method itself holds to be its ignorance.
+    """
+
+    @dataclass(frozen=True)
+    class Config(MethodConfig, kind="sngp"):
+        """The constraint, the process and their training; uncertainty-baselines' for CIFAR-10.
+
+        Attributes:
+            bound: c, the largest spectral norm of a layer of the encoder; null for none.
+            num_iterations: power iterations per step.
+            process: the Gaussian process.
+            mean_field_factor: λ. π/8 is right for the probit; uncertainty-baselines tunes it, as
+                v is that of another likelihood.
+            l2: l2 · Σ w² over the encoder is added to the loss. β is left alone, as its prior is
+                a part of v.
+            descent: training of everything at once, on the cross entropy of softmax(g).
+        """
+
+        bound: float | None = 6.0
+        num_iterations: int = 1
+        process: RandomFeatureProcess.Config = RandomFeatureProcess.Config()
+        mean_field_factor: float = 20.0
+        l2: float = 0.0
+        descent: Descent = Descent(epochs=100)
+
+        def __post_init__(self) -> None:
+            """Reject logits that would grow with the variance."""
+            if self.mean_field_factor < 0:
+                raise ConfigError(
+                    f"mean_field_factor={self.mean_field_factor}: choose 0, which ignores the "
+                    f"variance, or more, such as π/8 = {math.pi / 8:.3f}"
+                )
+
+        def build(
+            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
+        ) -> SNGP:
+            """An untrained method around `encoder`, whose layers are constrained."""
+            return SNGP(encoder, num_classes, self, example)
+
+    config: Config
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        config: Config | None = None,
+        example: Tensor | None = None,
+    ) -> None:
+        config = config or SNGP.Config()
+        super().__init__(encoder, num_classes, config, example)
+        if config.bound is not None:
+            constrain(encoder, config.bound, example, config.num_iterations)
+        self.process = config.process.build(self.num_features, num_classes)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """The network and β on cross entropy, then the variance, exactly, in one pass."""
+        descent = Train(
+            "train",
+            loss=self.loss,
+            parameters=list(self.parameters()),
+            descent=self.config.descent,
+            monitor=lambda batch: {"nll": self._nll(batch)},
+        )
+        precision = Estimate(
+            "precision",
+            statistics=lambda batch: self.process.sums(batch.x),
+            finish=self.process.estimate,
+            on="features",
+        )
+        return (descent, precision)
+
+    def forward(self, x: Tensor) -> Prediction:
+        """softmax(g / √(1 + λ v)), the entropy of softmax(g), and v."""
+        logits, variance = self.process(self.features(x))
+        scaled = logits / (1 + self.config.mean_field_factor * variance).sqrt()[:, None]
+        return Prediction(scaled.softmax(-1), entropy_of_logits(logits), variance)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean cross entropy of softmax(g) + l2 Σ w²."""
+        nll = self._nll(batch).mean()
+        return nll + self.config.l2 * sum_of_squares(self.encoder) if self.config.l2 else nll
+
+    def _nll(self, batch: Batch) -> Tensor:
+        logits = self.process.logits(self.features(batch.x))
+        return F.cross_entropy(logits, batch.y, reduction="none")

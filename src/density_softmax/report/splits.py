@@ -1,0 +1,82 @@
+"""What the splits of a run are for, and which of them figures show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from density_softmax.types import Row
+
+__all__ = ["SplitRole", "Splits", "find_detected", "find_splits", "role_of_split", "shift_name"]
+
+SplitRole = Literal["iid", "shift", "ood", "each shift", "cost"]
+
+# The corruption of which the paper shows reliability diagrams.
+SHOWN_KIND, SHOWN_SEVERITY = "glass_blur", 3
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The splits of runs on the same data.
+
+    Attributes:
+        corrupted: of sets with types and severities, the splits of each severity.
+        shifted: sets of the same classes under other conditions, each one split.
+        ood: sets of something else.
+    """
+
+    corrupted: Mapping[str, Mapping[int, Sequence[str]]]
+    shifted: tuple[str, ...]
+    ood: tuple[str, ...]
+
+    def shown_shifts(self) -> list[str]:
+        """One split of each shifted set: those without severities first."""
+        return [*self.shifted, *(_shown(levels) for levels in self.corrupted.values())]
+
+
+def find_detected(keys: Iterable[tuple[str, str]]) -> set[str]:
+    """The splits on which detection is measured, from pairs of split and metric."""
+    return {split for split, metric in keys if metric.startswith(("auroc:", "aupr:", "fpr95:"))}
+
+
+def role_of_split(split: str, detected: set[str]) -> SplitRole:
+    """What a split of rows is for."""
+    if split == "iid":
+        return "iid"
+    if split == "cost":
+        return "cost"
+    if split in detected:
+        return "ood"
+    return "each shift" if "/" in split else "shift"
+
+
+def find_splits(rows: Sequence[Row]) -> Splits:
+    """The splits of these rows, in their order; means over shifts are no splits."""
+    detected = find_detected((row.split, row.metric) for row in rows)
+    measured = dict.fromkeys(row.split for row in rows if row.metric in ("nll", "confidence"))
+    roles = {split: role_of_split(split, detected) for split in measured}
+    corrupted: dict[str, dict[int, list[str]]] = {}
+    for split in (split for split, role in roles.items() if role == "each shift"):
+        data, severity = split.split("/")[0], split.rsplit("/")[-1]
+        if severity.isdecimal():
+            corrupted.setdefault(data, {}).setdefault(int(severity), []).append(split)
+    return Splits(
+        {data: dict(sorted(levels.items())) for data, levels in corrupted.items()},
+        tuple(split for split, role in roles.items() if role == "shift"),
+        tuple(split for split, role in roles.items() if role == "ood"),
+    )
+
+
+def shift_name(split: str) -> str:
+    """A split where people read it: `cifar10-c/glass_blur/3` is `cifar10-c, glass blur 3`."""
+    data, _, rest = split.partition("/")
+    return f"{data}, {rest.replace('_', ' ').replace('/', ' ')}" if rest else data
+
+
+def _shown(levels: Mapping[int, Sequence[str]]) -> str:
+    """The split that the paper shows, otherwise the first type at the middle severity."""
+    severities = list(levels)
+    middle = levels[severities[(len(severities) - 1) // 2]]
+    shown = [s for s in levels.get(SHOWN_SEVERITY, ()) if s.split("/")[-2] == SHOWN_KIND]
+    return (shown or list(middle))[0]

@@ -1,0 +1,151 @@
+"""Folds change the number of operations and not the function."""
+
+import copy
+
+import pytest
+import torch
+from exported_models import draw, settle_statistics
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from density_softmax.deploy.folding import (
+    FusedCoupling,
+    fold_batch_norms,
+    fold_spectral_norms,
+    fuse_conditioners,
+)
+from density_softmax.nn import spectral
+from density_softmax.nn.flows import AffineCoupling, RealNVP
+from density_softmax.nn.reading import LayerReader
+from density_softmax.nn.resnet import BasicBlock
+from density_softmax.nn.wide_resnet import PreActivationBlock
+
+IMAGES = draw(3, 4, 6, 6)
+
+
+def norms(network: nn.Module) -> int:
+    return sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules())
+
+
+@pytest.mark.parametrize(
+    ("block", "folded"),
+    [
+        (BasicBlock(4, 8, 2), ["bn1", "bn2"]),
+        # Its first batch norm reads the input of the block, which the shortcut reads, too.
+        (PreActivationBlock(4, 4, 1), ["bn2"]),
+        (nn.Sequential(nn.Conv2d(4, 5, 3), nn.BatchNorm2d(5, affine=False)), ["1"]),
+        (nn.Sequential(nn.Flatten(), nn.Linear(144, 5), nn.BatchNorm1d(5)), ["2"]),
+    ],
+    ids=["basic", "pre-activation", "without affine", "linear"],
+)
+def test_batch_norms_behind_a_layer_are_folded_into_it(block, folded):
+    torch.manual_seed(0)
+    settle_statistics(block, IMAGES)
+    before, expected = norms(block), block(IMAGES)
+    assert fold_batch_norms(block, IMAGES) == folded
+    assert norms(block) == before - len(folded)
+    torch.testing.assert_close(block(IMAGES), expected, atol=1e-5, rtol=1e-4)
+
+
+class Skipping(nn.Module):
+    """A layer whose output the batch norm is not alone to read."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        h = self.layer(x)
+        return h + self.norm(h)
+
+
+class Shared(nn.Module):
+    """A layer that stands before two batch norms."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm, self.other = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return self.norm(self.layer(x)) + self.other(self.layer(x + 1))
+
+
+class Doubling(nn.Conv2d):
+    """A layer that is more than its name."""
+
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+@pytest.mark.parametrize(
+    "network", [Skipping(), Shared(), nn.Sequential(Doubling(4, 4, 1), nn.BatchNorm2d(4))]
+)
+def test_what_cannot_be_folded_is_left_alone(network):
+    settle_statistics(network, IMAGES)
+    before, expected = norms(network), network(IMAGES)
+    assert fold_batch_norms(network, IMAGES) == []
+    assert norms(network) == before
+    assert torch.equal(network(IMAGES), expected)
+
+
+@pytest.mark.parametrize("name", ["0", "1"])
+def test_a_layer_that_is_read_by_a_hook_keeps_what_is_read(name):
+    network = nn.Sequential(nn.Conv2d(4, 5, 3), nn.BatchNorm2d(5), nn.ReLU())
+    settle_statistics(network, IMAGES)
+    reader = LayerReader(network, (name,))
+    expected, read = network(IMAGES), reader.take()
+    fold_batch_norms(network, IMAGES)
+    torch.testing.assert_close(network(IMAGES), expected)
+    torch.testing.assert_close(reader.take(), read)
+
+
+def test_bounded_weights_are_written_into_plain_layers():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 5))
+    spectral.constrain(network, 0.5, IMAGES)
+    network.eval()
+    expected = network(IMAGES)
+    assert fold_spectral_norms(network, IMAGES) == ["0", "3"]
+    assert [type(layer) for layer in network] == [nn.Conv2d, nn.ReLU, nn.Flatten, nn.Linear]
+    torch.testing.assert_close(network(IMAGES), expected)
+
+
+def test_parametrisations_of_torch_are_folded_too():
+    torch.manual_seed(0)
+    network = nn.Sequential(spectral_norm(nn.Linear(4, 6)), nn.ReLU()).eval()
+    x = draw(5, 4)
+    expected = network(x)
+    assert fold_spectral_norms(network, x) == ["0"]
+    assert set(network.state_dict()) == {"0.weight", "0.bias"}
+    torch.testing.assert_close(network(x), expected)
+
+
+@settings(max_examples=25)
+@given(
+    num_features=st.integers(2, 9),
+    num_couplings=st.integers(1, 3),
+    hidden=st.lists(st.integers(1, 5), max_size=3),
+)
+def test_fused_conditioners_give_the_same_image_and_determinant(
+    num_features, num_couplings, hidden
+):
+    torch.manual_seed(0)
+    flow = RealNVP(num_features, num_couplings, hidden).double()
+    fused = nn.Sequential(copy.deepcopy(flow))
+    z = draw(4, num_features).double()
+    assert len(fuse_conditioners(fused, z)) == num_couplings
+    assert not any(isinstance(module, AffineCoupling) for module in fused.modules())
+    torch.testing.assert_close(fused(z), flow(z))
+
+
+def test_a_fused_coupling_calls_half_as_many_layers():
+    coupling = AffineCoupling(2, 3, (4, 4))
+    layers = [m for m in FusedCoupling(coupling).modules() if isinstance(m, nn.Linear)]
+    assert 2 * len(layers) == sum(isinstance(m, nn.Linear) for m in coupling.modules())
+
+
+def test_conditioners_without_inputs_are_left_alone():
+    flow = nn.Sequential(RealNVP(1, 1, (4,)))
+    assert fuse_conditioners(flow, draw(2, 1)) == []

@@ -1,0 +1,146 @@
+"""A predictor needs no torch, survives threads, and says what is wrong with a file or an input."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from exported_models import COLOURS, IMAGE_SHAPE, TABLE, draw
+
+import density_softmax as ds
+from density_softmax.data.images import ImagePreparation
+from density_softmax.data.tables import Standardization
+from density_softmax.deploy.card import Card, Normalisation, thresholds_of
+from density_softmax.errors import UserError
+
+SERVE = """
+import sys
+import numpy as np
+import density_softmax as ds
+
+predictor = ds.Predictor(sys.argv[1])
+answer = predictor.predict(np.load(sys.argv[2]))
+np.save(sys.argv[3], answer.probs)
+own = {name for name in sys.modules if name.startswith("density_softmax.")}
+foreign = {"torch", "sklearn", "scipy", "onnx", "lightning_fabric", "PIL"} & set(sys.modules)
+print(*sorted(foreign | own - SERVING))
+"""
+SERVING = {
+    f"density_softmax.{name}"
+    for name in ("version", "errors", "deploy", "deploy.card", "deploy.predictor")
+}
+
+
+def test_serving_imports_neither_torch_nor_the_parts_that_train(image_file, tmp_path):
+    x = draw(3, *IMAGE_SHAPE).numpy()
+    np.save(tmp_path / "x.npy", x)
+    script = SERVE.replace("SERVING", repr(SERVING))
+    files = [image_file, tmp_path / "x.npy", tmp_path / "probs.npy"]
+    command = [sys.executable, "-c", script, *map(str, files)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == ""
+    expected = ds.Predictor(image_file).predict(x).probs
+    np.testing.assert_array_equal(np.load(tmp_path / "probs.npy"), expected)
+
+
+def test_four_threads_of_requests_get_the_answers_of_one(image_file):
+    predictor = ds.Predictor(image_file, threads=1)
+    requests = [draw(1 + i % 5, *IMAGE_SHAPE, seed=i).numpy() for i in range(200)]
+    alone = [predictor.predict(x) for x in requests]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(predictor.predict, requests))
+    for ours, theirs in zip(together, alone, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_an_empty_batch_gives_an_empty_answer(vector_file):
+    answer = ds.Predictor(vector_file).predict(np.zeros((0, 2)))
+    assert answer.probs.shape == (0, 3)
+    assert answer.epistemic.shape == (0,)
+
+
+def test_numbers_too_large_for_float32_are_flagged(vector_file):
+    assert ds.Predictor(vector_file).predict([[1e300, 0.0]]).epistemic == np.inf
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
+def test_a_truncated_file_is_one_line_with_its_name(vector_file, tmp_path, keep):
+    data = vector_file.read_bytes()
+    cut = tmp_path / "cut.onnx"
+    cut.write_bytes(data[: int(keep * len(data))])
+    with pytest.raises(UserError, match=r"cut\.onnx: (truncated|was not exported)") as caught:
+        ds.Predictor(cut)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"nothing\.onnx: no such file"):
+        ds.Predictor(tmp_path / "nothing.onnx")
+
+
+def test_a_model_of_someone_else_is_refused(vector_file, tmp_path):
+    import onnx
+
+    model = onnx.load(vector_file)
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "other.onnx")
+    with pytest.raises(UserError, match=r"other\.onnx: was not exported by density-softmax"):
+        ds.Predictor(tmp_path / "other.onnx")
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.zeros(2), r"shape \(2,\): .* reads \(batch, 2\)"),
+        (np.zeros((4, 3)), r"shape \(4, 3\)"),
+        (np.zeros((4, 2), np.uint8), r"bytes: .* prepare\(\)"),
+    ],
+    ids=["no batch", "wrong width", "bytes"],
+)
+def test_an_input_of_the_wrong_form_is_refused(vector_file, x, message):
+    with pytest.raises(UserError, match=message):
+        ds.Predictor(vector_file).predict(x)
+
+
+def test_a_missing_onnxruntime_is_one_line_with_the_extra(vector_file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UserError, match=r"pip install 'density-softmax\[onnx\]'"):
+        ds.Predictor(vector_file)
+
+
+def test_a_missing_onnxscript_is_one_line_with_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    model = ds.Deterministic(torch.nn.Linear(2, 4), 3)
+    with pytest.raises(UserError, match=r"pip install 'density-softmax\[onnx\]'"):
+        ds.export(model, tmp_path / "model.onnx", example=draw(1, 2))
+
+
+def test_images_are_prepared_as_in_training(image_file):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
+    channels_first = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    expected = ImagePreparation(COLOURS["mean"], COLOURS["std"])(channels_first, None)
+    np.testing.assert_array_equal(ds.Predictor(image_file).prepare(pixels), expected)
+
+
+def test_tables_are_prepared_as_in_training(vector_file):
+    rows = draw(6, 2)
+    expected = Standardization(torch.tensor(TABLE["mean"]), torch.tensor(TABLE["std"]))(rows, None)
+    np.testing.assert_array_equal(ds.Predictor(vector_file).prepare(rows), expected)
+
+
+def test_unknown_inputs_are_those_above_the_threshold_of_the_share(vector_file):
+    predictor = ds.Predictor(vector_file)
+    answer = predictor.predict([[0.0, 0.0], [1e4, 1e4], [np.nan, 0.0]])
+    assert predictor.unknown(answer, 0.01).tolist() == [False, True, True]
+    with pytest.raises(UserError, match=r"no threshold for 0\.2 false alarms, only 0\.01, 0\.05"):
+        predictor.unknown(answer, 0.2)
+
+
+@pytest.mark.parametrize("normalisation", [None, Normalisation("images", (0.5,), (0.25,))])
+def test_a_card_survives_its_texts(normalisation):
+    thresholds = thresholds_of(np.arange(100.0))
+    card = Card("1", "duq", ("a", "b"), (1, 8, 8), normalisation, thresholds, {"parity": {}})
+    assert Card.from_strings(card.to_strings(), "x") == card

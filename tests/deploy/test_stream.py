@@ -1,0 +1,261 @@
+"""Files in, records out: batch by batch, whatever is broken, in every format."""
+
+import csv
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+from exported_models import draw
+from PIL import Image
+
+import density_softmax as ds
+from density_softmax.data.folders import Decoding
+from density_softmax.deploy.card import Card, Normalisation
+from density_softmax.deploy.inputs import Chunk, read_chunks
+from density_softmax.deploy.outputs import Record, open_output
+from density_softmax.deploy.predictor import Answer
+from density_softmax.deploy.stream import predict_stream, records
+from density_softmax.errors import UserError
+
+PLAIN = Card("1", "deterministic", ("a", "b"), (2,))
+COLOUR = Card(
+    "1", "deterministic", ("a", "b"), (3, 8, 8), Normalisation("images", (0,) * 3, (1,) * 3)
+)
+
+
+class Fake:
+    """Answers everything, and remembers the largest batch it saw."""
+
+    card = PLAIN
+    largest = 0
+
+    def predict(self, x):
+        self.largest = max(self.largest, len(x))
+        half = np.full((len(x), 2), 0.5, np.float32)
+        epistemic = np.where(np.isfinite(x).all(1), x[:, 0], np.inf)
+        return Answer(half, np.zeros(len(x), np.float32), epistemic.astype(np.float32))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Images of several sizes and modes, one broken, one that is none."""
+    rng = np.random.default_rng(0)
+    place = tmp_path / "photos"
+    (place / "more").mkdir(parents=True)
+    for name, shape in {"a.png": (8, 8, 3), "c.jpg": (30, 20, 3), "more/d.png": (9, 17)}.items():
+        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(place / name)
+    (place / "b.png").write_bytes((place / "a.png").read_bytes()[:60])
+    (place / "notes.txt").write_text("not an image")
+    return place
+
+
+def rows_of(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_broken_image_is_a_flagged_row_among_the_others(image_file, folder, tmp_path):
+    found = predict_stream(ds.Predictor(image_file), folder, tmp_path / "out.csv", batch_size=2)
+    rows = rows_of(tmp_path / "out.csv")
+    assert [row["input"] for row in rows] == ["a.png", "b.png", "c.jpg", "more/d.png"]
+    assert [row["flag"] for row in rows] == ["", "bad", "", ""]
+    bad = rows[1]
+    assert (bad["label"], bad["epistemic"], float(bad["confidence"])) == ("", "inf", 0.25)
+    assert "b.png: cannot be decoded" in bad["note"]
+    assert found.inputs == 4
+    assert found.rate > 0
+
+
+def test_images_are_decoded_and_cut_as_in_training(folder):
+    (chunk,) = read_chunks(folder, COLOUR, batch_size=10)
+    for name, x in zip(chunk.names, chunk.x, strict=True):
+        if name != "b.png":
+            expected = Decoding(size=8)(folder / name, None, False)
+            np.testing.assert_array_equal(np.rint(x * 255), expected)
+
+
+def test_a_single_image_is_an_input(folder):
+    (chunk,) = read_chunks(folder / "a.png", COLOUR, batch_size=10)
+    assert chunk.names == ["a.png"]
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("name", ["x", "x_test"])
+def test_arrays_are_read_batch_by_batch(tmp_path, compressed, name):
+    x = draw(10, 2).numpy()
+    save = np.savez_compressed if compressed else np.savez
+    save(tmp_path / "x.npz", **{name: x, "y": np.zeros(10)})
+    chunks = list(read_chunks(tmp_path / "x.npz", PLAIN, batch_size=4))
+    assert [len(chunk.x) for chunk in chunks] == [4, 4, 2]
+    np.testing.assert_array_equal(np.concatenate([chunk.x for chunk in chunks]), x)
+    assert [name for chunk in chunks for name in chunk.names] == list(map(str, range(10)))
+
+
+def test_bytes_of_an_array_are_images(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", x=pixels)
+    (chunk,) = read_chunks(tmp_path / "x.npz", COLOUR, batch_size=4)
+    np.testing.assert_allclose(chunk.x, pixels.transpose(0, 3, 1, 2) / 255, rtol=1e-6)
+
+
+def test_columns_are_found_by_name_and_bad_cells_flagged(vector_file, tmp_path):
+    table = tmp_path / "rows.csv"
+    table.write_text("id,width,length\n1,-1,10\n2,oops,10\n3\n4,-1.5,12\n")
+    predictor = ds.Predictor(vector_file)
+    (chunk,) = read_chunks(table, predictor.card, batch_size=10)
+    np.testing.assert_array_equal(chunk.x[[0, 3]], [[0, 0], [1, -1]])
+    assert np.isnan(chunk.x[[1, 2]]).all()
+    assert chunk.notes[1] == "could not convert string to float: 'oops'"
+    assert chunk.notes[2] == "too few cells"
+
+
+@pytest.mark.parametrize("header", ["", "first,second\n"])
+def test_a_model_without_column_names_reads_all_columns(tmp_path, header):
+    (tmp_path / "rows.csv").write_text(f"{header}1,2\n3,4\n")
+    (chunk,) = read_chunks(tmp_path / "rows.csv", PLAIN, batch_size=10)
+    np.testing.assert_array_equal(chunk.x, [[1, 2], [3, 4]])
+
+
+def chunk_of(*rows):
+    x = np.array(rows, np.float32)
+    return Chunk([str(row) for row in range(len(x))], x, [""] * len(x))
+
+
+def test_no_more_than_a_batch_is_read_ahead():
+    taken = []
+
+    def endless():
+        while True:
+            taken.append(1)
+            yield chunk_of([1, 0])
+
+    stream = records(Fake(), endless(), None)
+    for number in range(1, 5):
+        next(stream)
+        assert len(taken) == number
+
+
+def test_a_long_table_is_never_in_memory_as_a_whole(tmp_path):
+    table = tmp_path / "long.csv"
+    with table.open("w") as file:
+        file.writelines(f"{i},0\n" for i in range(10_000))
+    model = Fake()
+    found = predict_stream(model, table, tmp_path / "out.csv", batch_size=16)
+    assert found.inputs == 10_000
+    assert model.largest == 16
+
+
+def test_flags_follow_the_threshold():
+    chunk = chunk_of([1, 0], [3, 0], [np.inf, 0], [np.nan, 0])
+    flags = [[r.flag for r in batch] for t in (2.0, None) for batch in records(Fake(), [chunk], t)]
+    assert flags == [["in", "out", "bad", "bad"], ["", "", "bad", "bad"]]
+
+
+EXAMPLES = [
+    Record('a "b",c.png', "cat", 0.75, 0.5, 12.5, "in", ""),
+    Record("ü.png", "", 0.5, 0.25, float("inf"), "bad", "broken"),
+]
+
+
+def written(path):
+    with open_output(path) as writer:
+        for record in EXAMPLES:
+            writer.write([record])
+    return path
+
+
+def test_csv_holds_every_record(tmp_path):
+    rows = rows_of(written(tmp_path / "out.csv"))
+    assert [tuple(row.values()) for row in rows] == [tuple(map(str, r)) for r in EXAMPLES]
+
+
+def test_json_lines_hold_every_record_and_null_for_infinity(tmp_path):
+    lines = written(tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
+    first, second = (json.loads(line, parse_constant=pytest.fail) for line in lines)
+    assert tuple(first.values()) == EXAMPLES[0]
+    assert second == EXAMPLES[1]._asdict() | {"epistemic": None}
+
+
+def test_parquet_holds_every_record(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(written(tmp_path / "out.parquet")).to_pylist()
+    assert [tuple(row.values()) for row in table] == EXAMPLES
+
+
+def test_a_missing_pyarrow_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match="Parquet needs pyarrow: pip install pyarrow"):
+        written(tmp_path / "out.parquet")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_old_file_stays_until_the_new_one_is_complete(tmp_path):
+    out = tmp_path / "out.csv"
+    out.write_text("old")
+
+    def broken_off():
+        with open_output(out) as writer:
+            writer.write(EXAMPLES)
+            raise RuntimeError("broke off")
+
+    with pytest.raises(RuntimeError, match="broke off"):
+        broken_off()
+    assert out.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_without_a_file_csv_goes_to_the_standard_output(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    written(None)
+    assert sys.stdout.getvalue().startswith(
+        "input,label,confidence,aleatoric,epistemic,flag,note\n"
+    )
+
+
+def fortran(path):
+    np.savez(path, x=np.asfortranarray(np.ones((3, 2))))
+
+
+def cut(path):
+    np.savez(path, x=np.ones((3000, 2)))
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+BAD_INPUTS = {
+    "missing.csv": (None, "not found; check the path"),
+    "empty.csv": (lambda path: path.write_text(""), "0 columns, but the model reads 2"),
+    "wide.csv": (
+        lambda path: path.write_text("a,b,c\n1,2,3\n"),
+        "3 columns, but the model reads 2",
+    ),
+    "header.csv": (lambda path: path.write_text("a,b\n"), "holds no rows"),
+    "other.txt": (lambda path: path.write_text(""), "predict reads an image folder"),
+    "names.npz": (lambda path: np.savez(path, z=np.ones(3)), "holds z; it needs x"),
+    "shape.npz": (lambda path: np.savez(path, x=np.ones((3, 5))), r"shape \(5,\), but the model"),
+    "text.npz": (lambda path: np.savez(path, x=np.array(["a"])), "x is <U1 of shape"),
+    "fortran.npz": (fortran, "Fortran order"),
+    "cut.npz": (cut, "truncated or not an .npz file"),
+    "image.png": (lambda path: path.write_bytes(b""), "images, but the model reads inputs"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUTS)
+def test_an_input_that_cannot_be_served_is_named(tmp_path, name):
+    make, message = BAD_INPUTS[name]
+    if make is not None:
+        make(tmp_path / name)
+    with pytest.raises(UserError, match=rf"{name}: .*{message}"):
+        list(read_chunks(tmp_path / name, PLAIN, batch_size=4))
+
+
+def test_a_folder_without_images_is_named(tmp_path):
+    with pytest.raises(UserError, match="holds no images"):
+        list(read_chunks(tmp_path, COLOUR, batch_size=4))
+
+
+def test_images_need_a_model_that_says_how_they_are_normalised(folder):
+    card = Card("1", "deterministic", ("a", "b"), (3, 8, 8))
+    with pytest.raises(UserError, match="does not say how images are normalised"):
+        list(read_chunks(folder, card, batch_size=4))
