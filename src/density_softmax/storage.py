@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,13 +47,16 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
         part.write_bytes(save(cpu, dict(metadata)))
 
 
-def load_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and metadata of a safetensors file."""
+def load_tensors(
+    path: Path, device: str = "cpu", names: Sequence[str] | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and metadata of a safetensors file; of the tensors only `names`, if given."""
     if not path.is_file():
         raise StorageError(f"{path}: no such file")
     try:
         with safe_open(path, framework="pt", device=device) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            chosen = file.keys() if names is None else names
+            return {name: file.get_tensor(name) for name in chosen}, file.metadata() or {}
     except SafetensorError as error:
         raise StorageError(
             f"{path}: truncated or not a safetensors file ({error}); delete it and run again"

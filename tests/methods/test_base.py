@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from density_softmax.deploy.exporter import export
+from density_softmax.errors import UserError
 from density_softmax.methods import (
     DDU,
     DUE,
@@ -207,3 +209,14 @@ def test_everything_learned_is_a_parameter_or_a_buffer(method: Method) -> None:
     other.load_state_dict(method.state_dict())
     served, expected = other.predict(inputs(), seed=0), method.predict(inputs(), seed=0)
     assert torch.equal(served.probs, expected.probs)
+
+
+def test_a_method_exports_exactly_if_it_draws_no_samples(method: Method, tmp_path: Path) -> None:
+    file = tmp_path / "model.pt2"
+    if method.draws_samples:
+        with pytest.raises(UserError, match=r"draws random samples when it predicts"):
+            export(method, file, example=inputs())
+        assert not file.exists()
+    else:
+        # Parity at batch sizes 1 and 7 is the export's own condition.
+        assert max(export(method, file, example=inputs()).parity.values()) <= 1e-5

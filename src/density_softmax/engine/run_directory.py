@@ -92,6 +92,11 @@ class RunDirectory:
         labels = tensors.pop("y")
         return Prediction(**tensors), labels
 
+    def epistemic(self, split: str) -> Tensor:
+        """The epistemic uncertainty of a split alone: probabilities may be a thousand times it."""
+        tensors, _ = load_tensors(self._prediction(split), names=("epistemic",))
+        return tensors["epistemic"]
+
     def save_features(self, split: str, z: Tensor, labels: Tensor) -> None:
         """Keep the features of some samples of a split, and their labels."""
         save_tensors(self._features(split), {"z": z, "y": labels}, {})

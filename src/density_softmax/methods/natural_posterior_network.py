@@ -55,9 +55,9 @@ class NaturalPosteriorNetwork(Method):
         latent: int = 16
         layers: int = 8
         entropy_weight: float = 1e-5
-        warmup: Descent | None = Descent(epochs=5, optimizer=Adam(lr=1e-3))
+        warmup: Descent | None = Descent(epochs=5, optimizer=Adam(lr=3e-2), clip_norm=10.0)
         descent: Descent = Descent(epochs=100, optimizer=Adam(lr=1e-3))
-        finetune: Descent | None = Descent(epochs=100, optimizer=Adam(lr=1e-3))
+        finetune: Descent | None = Descent(epochs=50, optimizer=Adam(lr=3e-2), clip_norm=10.0)
 
         def __post_init__(self) -> None:
             """Refuse a latent space without dimensions or a flow without layers."""

@@ -6,6 +6,7 @@ import re
 from typing import Literal, NamedTuple
 
 __all__ = [
+    "DENSITIES",
     "Better",
     "MetricName",
     "break_lines",
@@ -42,6 +43,14 @@ METHODS = {
     "batch_ensemble": "BatchEnsemble",
     "deep_ensemble": "Deep Ensemble",
     "density_softmax": "Density-Softmax",
+}
+
+# Methods whose epistemic uncertainty is minus the logarithm of a density, and of which.
+DENSITIES = {
+    "posterior_network": "log Σ N p(u | c)",
+    "natural_posterior_network": "log N p(u)",
+    "ddu": "log p(z)",
+    "density_softmax": "log p(z)",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from density_softmax.report.names import break_lines
-from density_softmax.report.style import COLUMN, LOOKS, PAGE, add_axes, new_figure
+from density_softmax.report.style import COLUMN, LOOKS, PAGE, Look, add_axes, new_figure
 
 __all__ = ["Blocks", "Panels", "block_figure", "divide", "panel_figure", "tidy", "with_reference"]
 
@@ -110,7 +110,7 @@ def block_figure(
     *,
     num_columns: int,
     height: float,
-    boxes: bool = False,
+    legend: Literal["lines", "marks", "areas"] = "lines",
     left: float = 0.38,
     gap: float = 0.44,
     below: float = 0.34,
@@ -122,12 +122,12 @@ def block_figure(
         titles: of the panels of every block.
         num_columns: panels in a row.
         height: of a panel.
-        boxes: whether the legend shows areas in place of lines.
+        legend: whether its entries are lines, lines with marks, or areas.
         left: room for what stands left of the first panel.
         gap: between two panels of a row.
         below: room for what stands below a panel.
     """
-    width = PAGE if num_columns > 1 or len(titles) > 2 or boxes else COLUMN
+    width = PAGE if num_columns > 1 or len(titles) > 2 or legend == "areas" else COLUMN
     inner = (width - left - RIGHT - (num_columns - 1) * gap) / num_columns
     row_height = LINE + TITLE_GAP + height + below
     num_rows = math.ceil(len(titles) / num_columns)
@@ -142,7 +142,7 @@ def block_figure(
             place = left + column * (inner + gap), top + row * row_height + LINE + TITLE_GAP
             axes.append(add_axes(figure, *place, inner, height))
             axes[-1].set_title(title, loc="left", pad=3)
-        _draw_legend(figure, top + num_rows * row_height, labels, num_in_row, boxes)
+        _draw_legend(figure, top + num_rows * row_height, labels, num_in_row, legend)
         blocks.append(tuple(axes))
     return Blocks(figure, tuple(blocks))
 
@@ -170,11 +170,10 @@ def _legend_shape(labels: Sequence[str], width: float) -> tuple[int, float]:
 
 
 def _draw_legend(
-    figure: Figure, top: float, labels: Sequence[str], num_in_row: int, boxes: bool
+    figure: Figure, top: float, labels: Sequence[str], num_in_row: int, kind: str
 ) -> None:
-    width, height = figure.get_size_inches()
     handles: list[Artist] = [
-        Line2D([], [], **(_area(look.color) if boxes else look.line(marks=True)))
+        Line2D([], [], **(_area(look) if kind == "areas" else look.line(marks=kind == "marks")))
         for _, look in zip(labels, LOOKS, strict=False)
     ]
     most = MOST_LEGEND_LETTERS
@@ -183,7 +182,7 @@ def _draw_legend(
         handles,
         shown,
         loc="upper center",
-        bbox_to_anchor=(0.5, 1 - top / height),
+        bbox_to_anchor=(0.5, 1 - top / figure.get_size_inches()[1]),
         ncols=num_in_row,
         borderaxespad=0,
         handletextpad=0.5,
@@ -192,5 +191,5 @@ def _draw_legend(
     )
 
 
-def _area(color: str) -> dict[str, Any]:
-    return {"color": color, "linestyle": "", "marker": "s", "markersize": 5}
+def _area(look: Look) -> dict[str, Any]:
+    return {"color": look.color, "linestyle": "", "marker": "s", "markersize": 5}

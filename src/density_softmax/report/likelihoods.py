@@ -1,0 +1,120 @@
+"""Histograms of log densities: lower where data are shifted further."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from density_softmax.report.names import DENSITIES, file_stem
+from density_softmax.report.panels import panel_figure, tidy
+from density_softmax.report.runs import Run, by_setting, first_seeds, rows_of, seeds_of
+from density_softmax.report.splits import Splits, find_splits
+from density_softmax.report.style import DARK_BLUE, GREY, INK, LEVELS, Picture, save_figure
+
+__all__ = ["Group", "find_groups", "likelihood_figure", "log_densities", "write_likelihoods"]
+
+Array = npt.NDArray[np.float64]
+# A name and the splits that it stands for, with how they are drawn.
+Group = tuple[str, Sequence[str], dict[str, Any]]
+
+NUM_BINS = 40
+# Of all values of a panel, the share beyond its left end and beyond its right end.
+TAIL = 0.01
+# How far to the left the axis goes, in interquartile ranges of the in-domain values.
+REACH = 8
+CAPTION = (
+    "Histograms of the log density that a method gives to each input (minus its epistemic "
+    f"uncertainty). The axis leaves out {TAIL:.0%} of the values at either end, and what is more "
+    f"than {REACH} in-domain interquartile ranges below the in-domain median; all that counts in "
+    "the outermost bins."
+)
+
+
+def write_likelihoods(runs: Sequence[Run], folder: Path) -> list[Picture]:
+    """For each recipe and data the methods that have a density, by levels of each shift."""
+    pictures = []
+    for setting, members in by_setting(runs).items():
+        chosen = [r for r in first_seeds(members) if r.method in DENSITIES and r.predicted("iid")]
+        for name, groups in find_groups(find_splits(rows_of(members))).items() if chosen else ():
+            file = folder / file_stem(setting, "likelihood", name)
+            words = f"Log density, {name}: {setting}", f"{CAPTION} {seeds_of(chosen)}"
+            pictures.append(save_figure(likelihood_figure(chosen, groups), file, *words))
+    return pictures
+
+
+def find_groups(splits: Splits) -> dict[str, list[Group]]:
+    """What is drawn together: severities of a corrupted set, or else the sets that there are."""
+    inside: list[Group] = [
+        ("training", ["train"], {"color": GREY, "linestyle": (0, (1, 0.8))}),
+        ("in-domain test", ["iid"], {"color": DARK_BLUE}),
+    ]
+    found = {}
+    for name, levels in splits.corrupted.items():
+        colors = [to_hex(LEVELS(n / max(1, len(levels) - 1))) for n in range(len(levels))]
+        found[name] = inside + [
+            (f"severity {severity}", members, {"color": color})
+            for (severity, members), color in zip(levels.items(), colors, strict=True)
+        ]
+    others = [*splits.shifted, *splits.ood]
+    colors = [to_hex(LEVELS(n / max(1, len(others) - 1))) for n in range(len(others))]
+    looks = [{"color": color, "linestyle": (0, (4, 1.2))} for color in colors]
+    if others:
+        far: list[Group] = [(n, [n], look) for n, look in zip(others, looks, strict=True)]
+        found["other sets"] = inside + far
+    return found
+
+
+def log_densities(run: Run, splits: Sequence[str]) -> Array:
+    """Minus the epistemic uncertainty of every input of these splits that was predicted."""
+    found = [run.directory.epistemic(split) for split in splits if run.predicted(split)]
+    return -np.concatenate([each.double().numpy() for each in found]) if found else np.empty(0)
+
+
+def likelihood_figure(runs: Sequence[Run], groups: Sequence[Group]) -> Figure:
+    """A panel for each run with a histogram for each group."""
+    panels = panel_figure(
+        [run.label for run in runs], height=1.0, most_columns=3, gap=0.3, left=0.3, foot=0.72
+    )
+    for number, (axes, run) in enumerate(zip(panels.axes, runs, strict=True)):
+        _draw(axes, run, groups)
+        axes.set_xlabel(DENSITIES[run.method], labelpad=1)
+        if panels.is_left(number):
+            axes.set_ylabel("density", labelpad=2)
+    handles = [Line2D([], [], color=INK, label=name) for name, _, _ in groups]
+    for handle, (_, _, look) in zip(handles, groups, strict=True):
+        handle.set(**look)
+    num_columns = 4 if panels.num_columns > 2 else 2
+    panels.figure.legend(handles=handles, loc="lower center", ncols=num_columns, borderaxespad=0.1)
+    return panels.figure
+
+
+def _draw(axes: Axes, run: Run, groups: Sequence[Group]) -> None:
+    values = [log_densities(run, splits) for _, splits, _ in groups]
+    low, high = _range(np.concatenate(values), log_densities(run, ["iid"]))
+    for each, (_, _, look) in zip(values, groups, strict=True):
+        if len(each):
+            heights, edges = np.histogram(np.clip(each, low, high), NUM_BINS, (low, high))
+            density = heights / (len(each) * (edges[1] - edges[0]))
+            axes.stairs(density, edges, linewidth=0.9, **look)
+    axes.set(xlim=(low, high), ylim=(0, None), yticks=[])
+    axes.locator_params(axis="x", nbins=4)
+    tidy(axes, grid="x")
+
+
+def _range(values: Array, inside: Array) -> tuple[float, float]:
+    """The ends of the axis; not the same even where all values are."""
+    values, inside = values[np.isfinite(values)], inside[np.isfinite(inside)]
+    if not len(values) or not len(inside):
+        return -0.5, 0.5
+    low, high = np.quantile(values, [TAIL, 1 - TAIL])
+    first, median, third = np.quantile(inside, [0.25, 0.5, 0.75])
+    low = max(low, median - REACH * (third - first)) if third > first else low
+    return (low, high) if high > low else (low - 0.5, low + 0.5)
