@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from density_softmax.engine.evaluate import (
     cost_metrics,
     detection_metrics,
     label_metrics,
+    latency_conditions,
     mean_over_shifts,
 )
 from density_softmax.engine.progress import Bars
@@ -30,22 +32,45 @@ from density_softmax.methods import Deterministic, Method
 from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.types import Data, Prediction, Row, Split, Task
 
-__all__ = ["choose_member", "default_directory", "evaluate", "load_run", "prepare", "run"]
+__all__ = [
+    "choose_member",
+    "default_directory",
+    "evaluate",
+    "identify",
+    "load_run",
+    "prepare",
+    "run",
+    "run_name",
+]
 
 Found = dict[str, dict[str, float]]
 
+# File systems allow 255 bytes; a variant may be longer.
+LONGEST_NAME = 150
+
 
 def run(
-    recipe: Recipe, out: Path, *, seed: int = 0, resume: bool = False, progress: bool = True
+    recipe: Recipe,
+    out: Path,
+    *,
+    seed: int = 0,
+    resume: bool = False,
+    evaluated: bool = True,
+    progress: bool = True,
 ) -> list[Row]:
-    """Train and evaluate a recipe into a run directory; returns its rows."""
+    """Train and evaluate a recipe into a run directory; returns its rows.
+
+    Without an evaluation there are no rows: what is trained is to become part of something else.
+    """
     fabric = start(recipe.engine)
     directory, identity = RunDirectory(out), identify(recipe, seed)
     data = recipe.load_data(seed)  # before the directory is claimed: data may be missing
     claim(fabric, directory, identity, resume)
     method, record = train(fabric, recipe, seed, data, directory, progress)
+    if not evaluated:
+        return []
     found = measure(fabric, recipe, method, data, directory, progress)
-    found["cost"] |= {f"train_seconds:{stage.name}": stage.seconds for stage in record.finished}
+    found["cost"] |= training_cost(record)
     rows = as_rows(identity, found)
     if fabric.is_global_zero:
         directory.save_rows(rows)
@@ -138,12 +163,15 @@ def evaluate(
     return rows
 
 
-def load_run(path: Path) -> tuple[Recipe, int, Method]:
-    """The recipe, the seed and the trained method of a finished run."""
+def load_run(path: Path, task: Task | None = None) -> tuple[Recipe, int, Method]:
+    """The recipe, the seed and the trained method of a finished run.
+
+    Who knows the task spares it the data, which may take long to load.
+    """
     directory = RunDirectory(path)
     identity = directory.identity()
     recipe, seed = from_dict(Recipe, identity["recipe"]), int(identity["seed"])
-    method = build(recipe, recipe.load_data(seed).task, seed)
+    method = build(recipe, task or recipe.load_data(seed).task, seed)
     restore(method, directory)
     return recipe, seed, method.eval()
 
@@ -170,9 +198,17 @@ def prepare(name: str, method: str, changes: Sequence[str] = ()) -> Recipe:
 
 def default_directory(recipe: Recipe, seed: int) -> Path:
     """Where a run goes that was not told where to go."""
+    return Path("runs") / recipe.name / run_name(recipe, seed)
+
+
+def run_name(recipe: Recipe, seed: int) -> Path:
+    """The place of a run among those of its recipe: method, variant and seed."""
     variant = identify(recipe, seed)["variant"]
     name = recipe.method.kind if variant == "default" else f"{recipe.method.kind}-{variant}"
-    return Path("runs") / recipe.name / re.sub(r"[^\w.=-]+", "_", name) / f"seed{seed}"
+    short = re.sub(r"[^\w.=-]+", "_", name)
+    if len(short) > LONGEST_NAME:
+        short = f"{short[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return Path(short) / f"seed{seed}"
 
 
 def identify(recipe: Recipe, seed: int) -> dict[str, Any]:
@@ -229,7 +265,16 @@ def measure(
     example = next(data.splits[0].source.read([[0]], fabric.device)).x
     fabric.to_device(reference)
     found["cost"] = cost_metrics(method, reference.eval(), example)
+    if fabric.is_global_zero:
+        directory.add_to_environment(latency_conditions(fabric.device, ["deterministic"]))
     return found | mean_over_shifts(found)
+
+
+def training_cost(record: Checkpoints) -> dict[str, float]:
+    """What each stage took: seconds, and megabytes at most."""
+    seconds = {f"train_seconds:{stage.name}": stage.seconds for stage in record.finished}
+    memory = {f"peak_memory:{stage.name}": stage.peak_memory for stage in record.finished}
+    return seconds | memory
 
 
 def split_metrics(

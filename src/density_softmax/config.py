@@ -107,9 +107,22 @@ def differences(base: Any, other: Any, path: str = "") -> list[str]:
         elif isinstance(new, Family) and new != old:
             found += [f"{here}={new.kind}", *differences(type(new)(), new, here)]
         elif new != old:
-            value = _plain(new)
+            value = _without_defaults(new)
             found.append(f"{here}={value if isinstance(value, str) else json.dumps(value)}")
     return found
+
+
+def _without_defaults(value: Any) -> Any:
+    """As JSON values, of configs only what is not their default: the rest goes without saying."""
+    if not dataclasses.is_dataclass(value):
+        return _plain(value)
+    result: dict[str, Any] = {"kind": value.kind} if isinstance(value, Family) else {}
+    for field in dataclasses.fields(value):
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        if getattr(value, field.name) != default:
+            result[field.name] = _without_defaults(getattr(value, field.name))
+    return result
 
 
 def _build(hint: Any, value: Any, path: str) -> Any:

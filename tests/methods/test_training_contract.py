@@ -3,13 +3,13 @@
 import pytest
 import torch
 from safetensors.torch import load_file
+from short_training import ENGINE, KINDS, points, short_method
 
 from density_softmax.engine import fit
 from density_softmax.methods import load
 from density_softmax.nn.resffn import ResFFN
 from density_softmax.stages import Train
 from density_softmax.types import Batch
-from short_training import ENGINE, KINDS, points, short_method
 
 X = points(12, seed=2).x
 

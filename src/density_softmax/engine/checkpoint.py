@@ -29,11 +29,15 @@ class Epoch:
 
 @dataclass(frozen=True)
 class StageRecord:
-    """A finished stage and the checksum of the weights it left."""
+    """A finished stage: its cost and the checksum of the weights it left.
+
+    Of a stage that was interrupted, the memory is that of the process which finished it.
+    """
 
     name: str
     seconds: float
     sha256: str = ""
+    peak_memory: float = 0.0
 
 
 class Checkpoints:
@@ -71,13 +75,15 @@ class Checkpoints:
         tensors, _ = load_tensors(file)
         method.load_state_dict(tensors)
 
-    def finish(self, method: nn.Module, name: str, seconds: float) -> None:
-        """Record that a stage is over."""
+    def finish(
+        self, method: nn.Module, name: str, seconds: float, peak_memory: float = 0.0
+    ) -> None:
+        """Record that a stage is over, after so many seconds and with so many megabytes."""
         digest = ""
         if self.writer:
             save_tensors(self._file(name), method.state_dict(), {"stage": name})
             digest = _sha256(self._file(name))
-        self.finished.append(StageRecord(name, seconds, digest))
+        self.finished.append(StageRecord(name, seconds, digest, peak_memory))
         if self.writer:
             self._write()
             self._file(name, "partial").unlink(missing_ok=True)

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from density_softmax import metrics
+from density_softmax.engine.runtime import name_device
 from density_softmax.methods.base import Method
 from density_softmax.types import Prediction
 
-__all__ = ["METRICS", "cost_metrics", "detection_metrics", "label_metrics", "mean_over_shifts"]
+__all__ = [
+    "CONTENDERS",
+    "METRICS",
+    "cost_metrics",
+    "detection_metrics",
+    "label_metrics",
+    "latency_conditions",
+    "latency_metrics",
+    "mean_over_shifts",
+]
+
+# Latency is measured with each of these batch sizes, in so many rounds.
+BATCH_SIZES, ROUNDS = (1, 32), 30
+CONTENDERS = "latency in turn with"
 
 LABEL_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
     "nll": metrics.nll,
@@ -36,7 +52,9 @@ METRICS = {
     "fpr95:SCORE": "share of in-domain samples flagged when 95 % of the others are",
     "params": "number of parameters",
     "latency_ratio:BATCH": "time of a forward pass relative to the plain softmax classifier",
+    "latency_spread:BATCH": "interquartile range of that ratio over the rounds of measurement",
     "train_seconds:STAGE": "seconds that a stage of training took",
+    "peak_memory:STAGE": "most memory during a stage, megabytes: the process, or torch on a GPU",
 }
 
 
@@ -72,16 +90,37 @@ def mean_over_shifts(found: Mapping[str, Mapping[str, float]]) -> dict[str, dict
     }
 
 
-def cost_metrics(
-    method: Method, reference: Method, inputs: Tensor, batch_sizes: tuple[int, ...] = (1, 32)
-) -> dict[str, float]:
-    """Parameters, and latency relative to `reference` in eager mode, interleaved."""
+def cost_metrics(method: Method, reference: Method, inputs: Tensor) -> dict[str, float]:
+    """Parameters, and latency relative to `reference`."""
     found = {"params": float(metrics.num_parameters(method))}
-    for size in batch_sizes:
+    timed = {"method": method, "reference": reference}
+    return found | latency_metrics(timed, "reference", inputs)["method"]
+
+
+def latency_metrics(
+    methods: Mapping[str, Method], reference: str, inputs: Tensor
+) -> dict[str, dict[str, float]]:
+    """Of every method the latency relative to that of `reference`, in eager mode, interleaved."""
+    found: dict[str, dict[str, float]] = {name: {} for name in methods}
+    for size in BATCH_SIZES:
         batch = inputs[torch.arange(size) % len(inputs)]
-        calls = {"method": lambda x=batch: method(x), "reference": lambda x=batch: reference(x)}
+        calls = {name: partial(method, batch) for name, method in methods.items()}
         with torch.no_grad():
-            latencies = metrics.interleaved_latency(calls, device=batch.device)
-        ratios = metrics.latency_ratio(latencies, "reference")
-        found[f"latency_ratio:{size}"] = ratios["method"]
+            latencies = metrics.interleaved_latency(calls, ROUNDS, device=batch.device)
+        ratios = metrics.latency_ratio(latencies, reference)
+        spreads = metrics.latency_spread(latencies, reference)
+        for name, values in found.items():
+            values[f"latency_ratio:{size}"] = ratios[name]
+            values[f"latency_spread:{size}"] = spreads[name]
     return found
+
+
+def latency_conditions(device: torch.device, contenders: Sequence[str]) -> dict[str, Any]:
+    """How `latency_metrics` was measured, and of which methods in turn: to be read with the rows."""
+    return {
+        "latency device": name_device(device),
+        "latency threads": torch.get_num_threads(),
+        "latency batch sizes": list(BATCH_SIZES),
+        "latency rounds": ROUNDS,
+        CONTENDERS: list(contenders),
+    }

@@ -18,6 +18,7 @@ from density_softmax.engine.collect import collect, total
 from density_softmax.engine.descent import Descender, Setting, only_trainable
 from density_softmax.engine.features import FeatureCache
 from density_softmax.engine.inspection import Inspection
+from density_softmax.engine.memory import PeakMemory
 from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import EngineConfig, derive_seed, start
 from density_softmax.engine.sharing import num_batches
@@ -88,9 +89,11 @@ def run_stages(
     cache = FeatureCache(fabric, method, setting.engine, checkpoints.directory, features)
     finished = len(checkpoints.finished)
     for number, stage in itertools.islice(enumerate(method.stages()), finished, None):
+        memory = PeakMemory(fabric.device)
         seconds = run_stage(setting, number, stage, sources, cache)
+        peak = memory.megabytes()
         fabric.barrier()
-        checkpoints.finish(method, stage.name, seconds)
+        checkpoints.finish(method, stage.name, seconds, peak)
     cache.clear()
 
 

@@ -46,10 +46,8 @@ class RunDirectory:
         Members may be there before the run that they are members of. A run that continues on
         another machine is still the same.
         """
-        file = self.path / "recipe.json"
-        identity = json.loads(json.dumps(identity))
-        if file.exists():
-            if _without_place(self.identity()) != _without_place(identity):
+        if (self.path / "recipe.json").exists():
+            if not self.holds(identity):
                 raise UserError(
                     f"{self.path}: holds a run of another recipe or seed; choose another --out"
                 )
@@ -58,10 +56,17 @@ class RunDirectory:
                     f"{self.path}: holds this run already; add --resume or choose another --out"
                 )
             return
-        if self.path.is_dir() and any(file.name != MEMBERS for file in self.path.iterdir()):
+        if self.path.is_dir() and not all(map(_may_be_there, self.path.iterdir())):
             raise UserError(f"{self.path}: is not empty and not a run; choose another --out")
         write_text(self.path / "environment.json", json.dumps(describe_environment(), indent=1))
-        write_text(file, json.dumps(identity, indent=1))
+        write_text(self.path / "recipe.json", json.dumps(identity, indent=1))
+
+    def holds(self, identity: Mapping[str, Any]) -> bool:
+        """Whether it is the directory of that run, wherever that computed."""
+        if not (self.path / "recipe.json").exists():
+            return False
+        wanted = json.loads(json.dumps(identity))
+        return _without_place(self.identity()) == _without_place(wanted)
 
     def member(self, number: int) -> RunDirectory:
         """The run of one of its parts."""
@@ -74,6 +79,11 @@ class RunDirectory:
     def environment(self) -> dict[str, Any]:
         """Versions and hardware at the time of the run."""
         return self._json("environment.json")
+
+    def add_to_environment(self, values: Mapping[str, Any]) -> None:
+        """Note more about how the run was made."""
+        text = json.dumps({**self.environment(), **values}, indent=1)
+        write_text(self.path / "environment.json", text)
 
     def save_epochs(self, epochs: Sequence[Epoch]) -> None:
         """Write what each epoch reported, a line per value."""
@@ -128,6 +138,11 @@ class RunDirectory:
             raise StorageError(f"{self.path}: not a run directory, it has no {name}") from None
         except ValueError as error:
             raise StorageError(f"{file}: not readable ({error}); delete the run") from None
+
+
+def _may_be_there(file: Path) -> bool:
+    """Whether a directory with this file can become a run's: it has members, or a kill left it."""
+    return file.name in (MEMBERS, "environment.json") or file.suffix == ".part"
 
 
 def _without_place(identity: Mapping[str, Any]) -> dict[str, Any]:

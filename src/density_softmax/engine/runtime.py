@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import platform
+import re
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
 
-__all__ = ["PLACES", "EngineConfig", "derive_seed", "start"]
+__all__ = ["PLACES", "EngineConfig", "derive_seed", "name_device", "start"]
 
 
 def _where(default: Any) -> Any:
@@ -70,3 +73,14 @@ def derive_seed(*keys: int) -> int:
     for a run to continue as if it had never stopped.
     """
     return int(np.random.SeedSequence(keys).generate_state(1, np.uint32)[0])
+
+
+def name_device(device: torch.device) -> str:
+    """What a device is called by its maker."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
+    return f"CPU, {found[1] if found else platform.processor() or platform.machine()}"

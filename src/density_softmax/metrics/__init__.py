@@ -5,6 +5,7 @@ from density_softmax.metrics.cost import (
     Latency,
     interleaved_latency,
     latency_ratio,
+    latency_spread,
     num_parameters,
 )
 from density_softmax.metrics.detection import aupr, auroc, detection_scores, fpr95
@@ -26,6 +27,7 @@ __all__ = [
     "fpr95",
     "interleaved_latency",
     "latency_ratio",
+    "latency_spread",
     "mece",
     "nll",
     "num_parameters",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["Latency", "interleaved_latency", "latency_ratio", "num_parameters"]
+__all__ = ["Latency", "interleaved_latency", "latency_ratio", "latency_spread", "num_parameters"]
 
 
 class Latency(NamedTuple):
@@ -79,16 +79,30 @@ def latency_ratio(latencies: Mapping[str, Latency], reference: str) -> dict[str,
     were taken within moments of each other, so that the load of the machine, which changes from
     round to round, cancels in their ratio.
     """
+    ratios = _ratios(latencies, reference)
+    return {name: float(np.median(rounds)) for name, rounds in ratios.items()}
+
+
+def latency_spread(latencies: Mapping[str, Latency], reference: str) -> dict[str, float]:
+    """How far `latency_ratio` is to be trusted: the interquartile range of t_r / t_r(reference)."""
+    quartiles = {
+        name: np.quantile(rounds, [0.25, 0.75])
+        for name, rounds in _ratios(latencies, reference).items()
+    }
+    return {name: float(high - low) for name, (low, high) in quartiles.items()}
+
+
+def _ratios(
+    latencies: Mapping[str, Latency], reference: str
+) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    """t_r / t_r(reference) of every round r."""
     if reference not in latencies:
         raise ValueError(f"no latency of '{reference}': choose one of {', '.join(latencies)}")
     lengths = {name: len(latency.rounds) for name, latency in latencies.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"rounds do not match: {lengths}; take latencies of one measurement")
     base = np.array(latencies[reference].rounds)
-    return {
-        name: float(np.median(np.array(latency.rounds) / base))
-        for name, latency in latencies.items()
-    }
+    return {name: np.array(latency.rounds) / base for name, latency in latencies.items()}
 
 
 def _seconds(call: Callable[[], object], device: torch.device | None) -> float:

@@ -1,0 +1,187 @@
+"""What is known about a grid under way: which jobs wait, run, are done or failed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from density_softmax.grid.jobs import Engine, Job, Outcome
+from density_softmax.storage import write_text
+
+__all__ = ["Board", "Entry", "State", "Watcher", "execute"]
+
+State = Literal["waiting", "running", "done", "failed"]
+
+FIELDS = ("cell", "state", "seconds", "error", "log")
+# Seconds between two looks at the jobs.
+TICK = 0.5
+
+
+@dataclass
+class Entry:
+    """A job and what became of it.
+
+    Attributes:
+        job: what to do.
+        line: where it stands in a table, the method and variant.
+        column: likewise, the seed.
+        needs: names of the jobs that have to be done before.
+        state: how far it is.
+        seconds: how long it took; None if that is not known.
+        error: why it failed.
+        began: when it was first seen to run, by a clock that only ever goes forward.
+        ran: whether it was this grid that ran it.
+    """
+
+    job: Job
+    line: str
+    column: str
+    needs: tuple[str, ...] = ()
+    state: State = "waiting"
+    seconds: float | None = None
+    error: str = ""
+    began: float = 0.0
+    ran: bool = False
+
+    @property
+    def name(self) -> str:
+        """What its job is called."""
+        return self.job.name
+
+
+@dataclass
+class Board:
+    """All entries of a grid, kept in a file as well: killed or not, it says what happened."""
+
+    entries: list[Entry]
+    file: Path
+    at_once: int | None = None
+    began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        """Learn from an earlier call how long things took."""
+        known = _read_seconds(self.file)
+        for entry in self.entries:
+            if entry.state == "done":
+                entry.seconds = known.get(entry.name)
+
+    def having(self, *states: State) -> list[Entry]:
+        """The entries in one of these states, in order."""
+        return [entry for entry in self.entries if entry.state in states]
+
+    def count(self) -> Counter[State]:
+        """How many entries are in each state."""
+        return Counter(entry.state for entry in self.entries)
+
+    def seconds_left(self) -> float | None:
+        """About how long the rest takes; None as long as nothing is done to judge by."""
+        known = [e for e in self.having("done") if e.seconds is not None]
+        if not known:
+            return None
+        left, now = 0.0, time.monotonic()
+        for entry in self.having("waiting", "running"):
+            alike = [e for e in known if e.line == entry.line and bool(e.needs) == bool(entry.needs)]
+            times = [e.seconds or 0.0 for e in alike or known]
+            elapsed = now - entry.began if entry.state == "running" else 0.0
+            left += max(sum(times) / len(times) - elapsed, 0.0)
+        return left / (self.at_once or max(len(self.having("running")), 1))
+
+    def save(self) -> None:
+        """Write the state of every job to the file."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(FIELDS)
+        for entry in self.entries:
+            seconds = "" if entry.seconds is None else f"{entry.seconds:.1f}"
+            writer.writerow((entry.name, entry.state, seconds, entry.error, entry.job.log))
+        write_text(self.file, text.getvalue())
+
+
+class Watcher(Protocol):
+    """Whoever wants to see a grid change."""
+
+    def look(self, board: Board, changed: Sequence[Entry]) -> None:
+        """See the board, and which entries have another state since the last look."""
+
+
+def execute(board: Board, engine: Engine, watcher: Watcher) -> None:
+    """Run all jobs that wait, each after those it needs; what fails stops no other."""
+    for entry in board.having("waiting"):
+        entry.job.log.unlink(missing_ok=True)  # of an earlier attempt
+    futures: dict[Future[Outcome], Entry] = {}
+    submitted: set[str] = set()
+    while True:
+        changed = _fail_without_needs(board)
+        for entry in _startable(board, submitted, engine.capacity, len(futures)):
+            futures[engine.submit(entry.job)] = entry
+            submitted.add(entry.name)
+        changed += _notice_begun(futures.values())
+        _report(board, watcher, changed)
+        if not futures:
+            break
+        ended, _ = wait(futures, timeout=TICK, return_when=FIRST_COMPLETED)
+        _report(board, watcher, [_conclude(futures.pop(future), future) for future in ended])
+
+
+def _startable(
+    board: Board, submitted: set[str], capacity: int | None, busy: int
+) -> list[Entry]:
+    """What can be given to an engine now, in order."""
+    done = {entry.name for entry in board.having("done")}
+    ready = [
+        entry
+        for entry in board.having("waiting")
+        if entry.name not in submitted and done.issuperset(entry.needs)
+    ]
+    return ready if capacity is None else ready[: capacity - busy]
+
+
+def _fail_without_needs(board: Board) -> list[Entry]:
+    """Jobs that will never have what they need."""
+    failed = {entry.name for entry in board.having("failed")}
+    hopeless = [e for e in board.having("waiting") if not failed.isdisjoint(e.needs)]
+    for entry in hopeless:
+        missing = next(name for name in entry.needs if name in failed)
+        entry.state, entry.error, entry.ran = "failed", f"it needs {missing}, which failed", True
+    return hopeless
+
+
+def _notice_begun(entries: Iterable[Entry]) -> list[Entry]:
+    """Jobs that left the engine's queue: wherever they run, their log appears."""
+    begun = [entry for entry in entries if entry.state == "waiting" and entry.job.log.exists()]
+    for entry in begun:
+        entry.state, entry.began, entry.ran = "running", time.monotonic(), True
+    return begun
+
+
+def _conclude(entry: Entry, future: Future[Outcome]) -> Entry:
+    """Note how a job ended; that its engine could not run it is a failure of the job."""
+    error = future.exception()
+    if error is None:
+        entry.seconds, entry.error = future.result()
+    else:
+        entry.error = " ".join(str(error).split()) or type(error).__name__
+    entry.state, entry.ran = "failed" if entry.error else "done", True
+    return entry
+
+
+def _report(board: Board, watcher: Watcher, changed: Sequence[Entry]) -> None:
+    if changed:
+        board.save()
+    watcher.look(board, changed)
+
+
+def _read_seconds(file: Path) -> dict[str, float]:
+    """How long the cells of an earlier call took, as far as its file can tell."""
+    if not file.is_file():
+        return {}
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    return {row["cell"]: float(row["seconds"]) for row in rows if row.get("seconds")}

@@ -1,0 +1,58 @@
+"""Jobs on a Ray cluster."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from concurrent.futures import Future
+from typing import Any
+
+from density_softmax.errors import UserError
+from density_softmax.grid.jobs import Job, Outcome, run_job
+
+__all__ = ["RayEngine"]
+
+# How often a job is started again whose worker or machine was lost; it continues where it was.
+RETRIES = 5
+
+
+class RayEngine:
+    """Jobs as tasks of Ray: on the cluster of $RAY_ADDRESS, or on one made of this machine.
+
+    All machines see the same files under the same paths, and have the package installed.
+    """
+
+    capacity: int | None = None
+
+    def __init__(self) -> None:
+        self._ray = _import_ray()
+        self._began = not self._ray.is_initialized()
+        if self._began:
+            address = os.environ.get("RAY_ADDRESS", "local")
+            self._ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        self._has_gpus = self._ray.cluster_resources().get("GPU", 0) > 0
+        self._task = self._ray.remote(run_job)
+
+    def submit(self, job: Job) -> Future[Outcome]:
+        """Queue a task that takes the job's share of a machine."""
+        task = self._task.options(
+            name=job.name,
+            num_cpus=job.num_cpus,
+            num_gpus=job.num_gpus if self._has_gpus else 0,
+            max_retries=RETRIES,
+        )
+        return task.remote(job).future()
+
+    def stop(self) -> None:
+        """Leave the cluster, which ends the tasks under way, unless others entered it before."""
+        if self._began:
+            self._ray.shutdown()
+
+
+def _import_ray() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ImportError:
+        raise UserError(
+            "--engine ray needs the package ray: pip install 'density-softmax[cluster]'"
+        ) from None

@@ -1,0 +1,123 @@
+"""A job: a command that runs in a process of its own and writes its own log."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+__all__ = ["Engine", "Job", "LocalEngine", "Outcome", "run_job"]
+
+# Imports of this module stay light: every worker of a cluster has it.
+
+
+@dataclass(frozen=True)
+class Job:
+    """A call of `density-softmax`.
+
+    Attributes:
+        name: what it is called.
+        words: the command line after the program's name.
+        log: the file that gets what it prints. It exists as soon as the job has begun.
+        folder: where the relative paths of the command begin.
+        num_cpus: cores that it keeps busy.
+        num_gpus: devices it computes on, if there are any.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    log: Path
+    folder: Path
+    num_cpus: int = 1
+    num_gpus: int = 0
+
+
+class Outcome(NamedTuple):
+    """How a job ended: after how long, and with which error, if any."""
+
+    seconds: float
+    error: str = ""
+
+
+class Engine(Protocol):
+    """Something that runs jobs.
+
+    Attributes:
+        capacity: how many jobs to give it at a time; None leaves the queue to it.
+    """
+
+    capacity: int | None
+
+    def submit(self, job: Job) -> Future[Outcome]:
+        """Run a job, now or later."""
+
+    def stop(self) -> None:
+        """End what is running, and start nothing more."""
+
+
+def run_job(
+    job: Job, begun: Callable[[subprocess.Popen[bytes]], None] = lambda process: None
+) -> Outcome:
+    """Run a job to its end, whatever that is.
+
+    The process stops when its standard input ends, and that is when this one does: a job never
+    outlives whoever waits for it, even one that was killed.
+    """
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "density_softmax.cli.attended", *job.words]
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    with job.log.open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=job.folder,
+        )
+        title = shlex.join(["density-softmax", *job.words])
+        log.write(f"{title}\non {socket.gethostname()}, process {process.pid}\n".encode())
+        log.flush()
+        with process:
+            begun(process)
+            code = process.wait()
+    return Outcome(time.perf_counter() - start, describe_failure(code, job.log))
+
+
+def describe_failure(code: int, log: Path) -> str:
+    """Why a process with this exit code failed, in a line; empty if it did not."""
+    if code == 0:
+        return ""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"killed by {name}" + (", perhaps for lack of memory" * (name == "SIGKILL"))
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").split("\n")]
+    last = next((line for line in reversed(lines) if line), "")
+    return last.removeprefix("density-softmax: ") or f"exit code {code}"
+
+
+class LocalEngine:
+    """Jobs on this machine, so many at a time."""
+
+    def __init__(self, at_once: int = 1) -> None:
+        self.capacity: int | None = at_once
+        self._threads = ThreadPoolExecutor(at_once)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def submit(self, job: Job) -> Future[Outcome]:
+        """Start a process as soon as one may."""
+        return self._threads.submit(run_job, job, self._processes.append)
+
+    def stop(self) -> None:
+        """End the processes under way."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in self._processes:
+            process.terminate()  # nothing, if it has ended
+        self._threads.shutdown()

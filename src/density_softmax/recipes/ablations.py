@@ -1,0 +1,119 @@
+"""Ablations of Density-Softmax: lists of variants, each a few changes to a recipe."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+
+from density_softmax.config import ConfigError, to_dict
+from density_softmax.methods import DensitySoftmax
+from density_softmax.nn.densities import DensityConfig
+from density_softmax.nn.scale import ScaleConfig
+from density_softmax.recipes.base import Recipe
+
+__all__ = ["ABLATIONS", "Variant", "find_variants"]
+
+Variant = tuple[str, ...]  # `path=value` changes to the recipe
+
+UNCHANGED: Variant = ()
+NO_PENALTY: Variant = ("method.penalty=none",)
+
+# Appendix "Additional ablation study" of the paper has these coefficients and 0.
+COEFFICIENTS = ("1e-4", "1e-3", "1e-2", "1e-1", "1.0")
+
+# Layers for the density to read, from shallow to deep, by the kind of the encoder.
+LAYERS = {
+    "resffn": ("blocks.0", "blocks.5"),
+    "wide_resnet": ("group1", "group2"),
+    "resnet": ("layer1", "layer2"),
+    "cifar_resnet": ("layer1", "layer2"),
+}
+
+
+def penalty_weights(recipe: Recipe) -> tuple[Variant, ...]:
+    """The coefficient λ of the penalty from 0 to 1, with and without the head stage."""
+    weights = [NO_PENALTY, *((f"method.penalty.weight={weight}",) for weight in COEFFICIENTS)]
+    return tuple(
+        (*head, *weight)
+        for head, weight in itertools.product((UNCHANGED, _other_head(recipe)), weights)
+    )
+
+
+def components(recipe: Recipe) -> tuple[Variant, ...]:
+    """With and without the penalty, the density and the head stage."""
+    blind = _without_density(recipe)
+    return (NO_PENALTY, blind, (*NO_PENALTY, *blind), _other_head(recipe))
+
+
+def scales(recipe: Recipe) -> tuple[Variant, ...]:
+    """Every rule by which log densities become factors."""
+    kinds = _others(ScaleConfig.members, _config(recipe).scale.kind)
+    return tuple((f"method.scale={kind}",) for kind in kinds)
+
+
+def densities(recipe: Recipe) -> tuple[Variant, ...]:
+    """Every type of density, with the settings that are its own."""
+    kinds = _others(DensityConfig.members, _config(recipe).density.kind)
+    tied = ("method.density=gaussian_mixture", "method.density.tied=true")
+    return (*((f"method.density={kind}",) for kind in kinds), tied)
+
+
+def layers(recipe: Recipe) -> tuple[Variant, ...]:
+    """Layers that the density reads, with and without the last features and the energy."""
+    kind = recipe.encoder.kind
+    if kind not in LAYERS:
+        raise ConfigError(
+            f"no layers are listed for the encoder '{kind}'; name some by "
+            '--set \'method.layers=["NAME"]\''
+        )
+    first, second = LAYERS[kind]
+    reading = [f"method.layers={json.dumps(names)}" for names in ([first], [first, second])]
+    energy = "method.energy=true"
+    return (
+        (energy,),
+        *((change,) for change in reading),
+        *((change, energy) for change in reading),
+        (reading[-1], "method.last=false"),
+    )
+
+
+ABLATIONS: dict[str, Callable[[Recipe], tuple[Variant, ...]]] = {
+    "lambda": penalty_weights,
+    "components": components,
+    "scales": scales,
+    "densities": densities,
+    "layers": layers,
+}
+
+
+def find_variants(ablation: str, recipe: Recipe) -> tuple[Variant, ...]:
+    """The variants of a recipe that an ablation compares, the recipe as it is among them."""
+    if ablation not in ABLATIONS:
+        raise ConfigError(f"unknown ablation '{ablation}'; there are: {', '.join(ABLATIONS)}")
+    return (UNCHANGED, *ABLATIONS[ablation](recipe))
+
+
+def _config(recipe: Recipe) -> DensitySoftmax.Config:
+    if not isinstance(recipe.method, DensitySoftmax.Config):
+        raise ConfigError(f"ablations are of density_softmax, not of '{recipe.method.kind}'")
+    return recipe.method
+
+
+def _other_head(recipe: Recipe) -> Variant:
+    """Without the head stage if the recipe has one, else with that of the method's defaults."""
+    default = DensitySoftmax.Config().head
+    assert default is not None
+    with_head = f"method.head={json.dumps(to_dict(default))}"
+    return (with_head,) if _config(recipe).head is None else ("method.head=null",)
+
+
+def _without_density(recipe: Recipe) -> Variant:
+    """A scale that does not look at the density, and fits a temperature if the recipe's does."""
+    fits_temperature = _config(recipe).scale.kind == "quantile"
+    return (f"method.scale={'temperature' if fits_temperature else 'constant'}",)
+
+
+def _others(kinds: dict[str, type], own: str) -> list[str]:
+    """All kinds but the recipe's own, which may have settings of its own there."""
+    return [kind for kind in kinds if kind != own]
