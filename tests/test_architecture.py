@@ -24,6 +24,7 @@ LAYERS = (
     ("engine",),
     ("recipes", "report"),
     ("benchmark", "posthoc", "estimator", "deploy"),
+    ("grid",),
     ("cli", "__main__"),
 )
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}

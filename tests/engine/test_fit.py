@@ -132,11 +132,11 @@ def test_epochs_after_a_resume_are_those_of_an_undisturbed_run(tmp_path, monkeyp
 
 
 def test_a_stage_changes_only_what_it_names():
-    method = small_method()
+    method, density = small_method(), "evidence.densities.last"
     own = {
         "representation": ("encoder.", "head.linear."),
-        "standardize": ("density.mean", "density.scale"),
-        "density": ("density.flow.",),
+        "standardize": tuple(f"{density}.{name}" for name in ("mean", "scale", "log_volume")),
+        "density": (f"{density}.flow.",),
         "scale": ("scale.", "head.temperature"),
         "head": ("head.linear.",),
     }

@@ -101,3 +101,11 @@ def test_losses_stay_finite_for_inputs_a_thousand_times_too_large(kind):
 def test_nothing_learned_or_estimated_is_nan(kind):
     for name, value in trained(kind).state_dict().items():
         assert not value.isnan().any(), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_sample_that_is_no_number_is_refused_by_its_number(kind):
+    bad = points(40, 0)
+    bad.x[7, 1] = float("nan")
+    with pytest.raises(ValueError, match="training sample 7 has NaN or infinite values"):
+        fit(short_method(kind), bad, points(20, 1), engine=ENGINE, progress=False)

@@ -12,6 +12,7 @@ from density_softmax.data import CATALOG, Toy
 from density_softmax.engine.evaluate import METRICS
 from density_softmax.methods import MethodConfig
 from density_softmax.recipes import RECIPES
+from density_softmax.recipes.ablations import ABLATIONS
 
 __all__ = ["listing"]
 
@@ -21,6 +22,7 @@ def listing(what: str) -> Table:
     tables: dict[str, Callable[[], Mapping[str, str]]] = {
         "methods": lambda: {kind: _owner(member) for kind, member in MethodConfig.members.items()},
         "recipes": lambda: {name: _first_line(recipe) for name, recipe in RECIPES.items()},
+        "ablations": lambda: {name: _first_line(made) for name, made in ABLATIONS.items()},
         "datasets": _datasets,
         "metrics": lambda: METRICS,
     }

@@ -62,6 +62,9 @@ def train(
         int | None, typer.Option(min=0, help="Train only this member of an ensemble.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a killed run.")] = False,
+    evaluated: Annotated[
+        bool, typer.Option("--evaluate/--no-evaluate", help="Evaluate what was trained.")
+    ] = True,
 ) -> None:
     """Train a method with a recipe, evaluate it, and keep everything in a run directory.
 
@@ -88,9 +91,86 @@ def train(
     place = out or default_directory(chosen, seed)
     if member is not None:
         chosen, seed, place = choose_member(chosen, seed, place, member)
-    rows = run(chosen, place, seed=seed, resume=resume)
-    console.print(run_summary(rows))
+    rows = run(chosen, place, seed=seed, resume=resume, evaluated=evaluated)
+    if evaluated:
+        console.print(run_summary(rows))
     console.print(f"run directory: {place}", soft_wrap=True)
+
+
+@app.command()
+def benchmark(
+    recipe: Annotated[str, typer.Argument(help="See `density-softmax list recipes`.")],
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="`all`, or names with commas between; an ablation is of density_softmax.",
+            show_default="all",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ..., N − 1.")] = 1,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")
+    ] = "local",
+    ablation: Annotated[
+        str | None,
+        typer.Option(help="Variants to compare; see `density-softmax list ablations`."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="PATH=VALUE",
+            help="Change an entry in all cells; METHOD.NAME=VALUE is for one method.",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Cells at a time on this machine.", show_default="1"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where runs and report go.", show_default="runs/RECIPE")
+    ] = None,
+) -> None:
+    """Train and evaluate a grid of methods, seeds and variants, and report on it.
+
+    Finished cells are kept: killed at any time, the same command continues where it was. A cell
+    that fails stops no other; its error is in `cells.csv` and its output in `logs/`, and the
+    exit code is then 1. When all are through, the latency of all methods is measured in turn.
+
+    With `--engine ray` the cells go to the cluster of $RAY_ADDRESS, whose machines share the
+    directory; without that variable, to the cores of this machine. Cells that run side by side
+    slow each other down, and their training times show it.
+
+    For example
+
+    - `density-softmax benchmark toy --methods all --seeds 3`
+
+    - `density-softmax benchmark toy --methods deterministic,density_softmax --seeds 10`
+
+    - `density-softmax benchmark digits --ablation lambda --seeds 3 --jobs 2`
+
+    - `density-softmax benchmark cifar10_small --set data.root=DIR --engine ray`
+
+    - `density-softmax benchmark toy --set density_softmax.scale=max --set data.shape=two_ovals`
+    """
+    from density_softmax.cli.benchmark import run_benchmark
+
+    wanted = tuple(changes or ())
+    if not run_benchmark(recipe, methods, seeds, engine, ablation, wanted, jobs, out, console):
+        raise typer.Exit(1)
+
+
+@app.command()
+def latency(
+    runs: Annotated[list[Path], typer.Argument(help="Finished runs with the same data.")],
+) -> None:
+    """Measure the latency of runs in turn, in one process, and write it into their rows.
+
+    Relative to the run of `deterministic` if it is among them, else to a network of its kind.
+    """
+    from density_softmax.cli.benchmark import run_latency
+
+    run_latency(runs, console)
 
 
 @app.command()
@@ -171,9 +251,11 @@ def predict(
 
 @app.command("list")
 def list_(
-    what: Annotated[Literal["methods", "recipes", "datasets", "metrics"], typer.Argument()],
+    what: Annotated[
+        Literal["methods", "recipes", "ablations", "datasets", "metrics"], typer.Argument()
+    ],
 ) -> None:
-    """Show the methods, recipes, data sets or metrics there are."""
+    """Show the methods, recipes, ablations, data sets or metrics there are."""
     from density_softmax.cli.listing import listing
 
     console.print(listing(what))
@@ -190,7 +272,10 @@ def main() -> None:
             raise
         fail("the disk is full: free some space and continue with --resume")
     except KeyboardInterrupt:
-        print("interrupted: a run continues with --resume", file=sys.stderr)
+        print(
+            "interrupted: a run continues with --resume, a benchmark with the same command",
+            file=sys.stderr,
+        )
         sys.exit(130)
 
 

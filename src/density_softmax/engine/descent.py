@@ -170,21 +170,19 @@ class Descender:
         mean = torch.zeros((), device=fabric.device)
         for number, parts in enumerate(steps):
             self._set_rates(epoch + (number + 0.5) / len(steps))
-            mean += self._step(parts, batches, inspect=epoch == 0 and self.number == 0) / len(steps)
+            mean += self._step(parts, batches) / len(steps)
             bar.advance()
-        if epoch == 0 and self.number == 0:
+        if self.stage.on == "inputs" and self.setting.inspection.pending:
             self.setting.inspection.conclude()
         return all_reduce(fabric, mean).item() / fabric.world_size
 
-    def _step(self, parts: Sequence[Part], batches: Iterator[Batch], inspect: bool) -> Tensor:
+    def _step(self, parts: Sequence[Part], batches: Iterator[Batch]) -> Tensor:
         """One step of the optimizer; returns this process's weighted loss."""
         fabric, descent = self.setting.fabric, self.stage.descent
         loss, seen = torch.zeros((), device=fabric.device), []
         self.optimizer.zero_grad()
         for number, part in enumerate(parts):
             batch = next(batches)
-            if inspect:
-                self.setting.inspection.look(batch, part.indices)
             hold = number + 1 < len(parts) and fabric.world_size > 1
             with fabric.no_backward_sync(self.objective, enabled=hold):
                 part_loss = part.weight * self.objective(batch.x, batch.y)

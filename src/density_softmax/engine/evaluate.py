@@ -116,7 +116,7 @@ def latency_metrics(
 
 
 def latency_conditions(device: torch.device, contenders: Sequence[str]) -> dict[str, Any]:
-    """How `latency_metrics` was measured, and of which methods in turn: to be read with the rows."""
+    """How `latency_metrics` measured, and whom in turn: to be read together with the rows."""
     return {
         "latency device": name_device(device),
         "latency threads": torch.get_num_threads(),

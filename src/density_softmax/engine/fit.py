@@ -17,7 +17,7 @@ from density_softmax.engine.checkpoint import Checkpoints
 from density_softmax.engine.collect import collect, total
 from density_softmax.engine.descent import Descender, Setting, only_trainable
 from density_softmax.engine.features import FeatureCache
-from density_softmax.engine.inspection import Inspection
+from density_softmax.engine.inspection import InspectedSource, Inspection
 from density_softmax.engine.memory import PeakMemory
 from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import EngineConfig, derive_seed, start
@@ -69,10 +69,13 @@ def fit(
         resume=resume,
         writer=fabric.is_global_zero,
     )
-    sources = {"train": as_source(train), "heldout": as_source(heldout)}
+    inspection = Inspection(method.num_classes)
+    sources = {
+        "train": InspectedSource(as_source(train), inspection),
+        "heldout": as_source(heldout),
+    }
     cuda = [fabric.device] if fabric.device.type == "cuda" else []
     with torch.random.fork_rng(cuda), Bars(progress and fabric.is_global_zero) as bars:
-        inspection = Inspection(method.num_classes)
         setting = Setting(fabric, method, seed, engine, checkpoints, bars, inspection)
         run_stages(setting, sources, features or {})
     method.eval()

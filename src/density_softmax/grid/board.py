@@ -67,10 +67,16 @@ class Board:
 
     def __post_init__(self) -> None:
         """Learn from an earlier call how long things took."""
-        known = _read_seconds(self.file)
-        for entry in self.entries:
-            if entry.state == "done":
-                entry.seconds = known.get(entry.name)
+        self._earlier = _read_seconds(self.file)
+        entries, self.entries = self.entries, []
+        for entry in entries:
+            self.add(entry)
+
+    def add(self, entry: Entry) -> None:
+        """One more entry."""
+        if entry.state == "done":
+            entry.seconds = self._earlier.get(entry.name)
+        self.entries.append(entry)
 
     def having(self, *states: State) -> list[Entry]:
         """The entries in one of these states, in order."""
@@ -87,7 +93,9 @@ class Board:
             return None
         left, now = 0.0, time.monotonic()
         for entry in self.having("waiting", "running"):
-            alike = [e for e in known if e.line == entry.line and bool(e.needs) == bool(entry.needs)]
+            alike = [
+                e for e in known if e.line == entry.line and bool(e.needs) == bool(entry.needs)
+            ]
             times = [e.seconds or 0.0 for e in alike or known]
             elapsed = now - entry.began if entry.state == "running" else 0.0
             left += max(sum(times) / len(times) - elapsed, 0.0)
@@ -113,6 +121,7 @@ class Watcher(Protocol):
 
 def execute(board: Board, engine: Engine, watcher: Watcher) -> None:
     """Run all jobs that wait, each after those it needs; what fails stops no other."""
+    board.save()
     for entry in board.having("waiting"):
         entry.job.log.unlink(missing_ok=True)  # of an earlier attempt
     futures: dict[Future[Outcome], Entry] = {}
@@ -130,9 +139,7 @@ def execute(board: Board, engine: Engine, watcher: Watcher) -> None:
         _report(board, watcher, [_conclude(futures.pop(future), future) for future in ended])
 
 
-def _startable(
-    board: Board, submitted: set[str], capacity: int | None, busy: int
-) -> list[Entry]:
+def _startable(board: Board, submitted: set[str], capacity: int | None, busy: int) -> list[Entry]:
     """What can be given to an engine now, in order."""
     done = {entry.name for entry in board.having("done")}
     ready = [
@@ -144,13 +151,13 @@ def _startable(
 
 
 def _fail_without_needs(board: Board) -> list[Entry]:
-    """Jobs that will never have what they need."""
+    """Jobs that will never have what they need, and those that need them."""
     failed = {entry.name for entry in board.having("failed")}
     hopeless = [e for e in board.having("waiting") if not failed.isdisjoint(e.needs)]
     for entry in hopeless:
         missing = next(name for name in entry.needs if name in failed)
         entry.state, entry.error, entry.ran = "failed", f"it needs {missing}, which failed", True
-    return hopeless
+    return hopeless + _fail_without_needs(board) if hopeless else []
 
 
 def _notice_begun(entries: Iterable[Entry]) -> list[Entry]:

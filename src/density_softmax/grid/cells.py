@@ -60,9 +60,13 @@ class Cell:
         return tuple(words)
 
     def is_finished(self) -> bool:
-        """Whether its directory holds this run, complete: what is written last is there."""
-        if self.member is None:
-            return _is_complete(self.path, self.recipe, self.seed, "rows.csv")
+        """Whether its directory holds this run, complete: what is written last is there.
+
+        Of a finished ensemble all members are finished.
+        """
+        complete = _is_complete(self.path, self.recipe, self.seed, "rows.csv")
+        if self.member is None or complete:
+            return complete
         recipe, seed, path = choose_member(self.recipe, self.seed, self.path, self.member)
         return _is_complete(path, recipe, seed, "epochs.csv")
 
@@ -114,9 +118,7 @@ def _has(recipe: str, method: str) -> bool:
     return True
 
 
-def _run_and_members(
-    recipe: Recipe, changes: tuple[str, ...], seed: int, out: Path
-) -> list[Cell]:
+def _run_and_members(recipe: Recipe, changes: tuple[str, ...], seed: int, out: Path) -> list[Cell]:
     path = out / run_name(recipe, seed)
     members = range(len(recipe.method.parts()))
     return [Cell(recipe, changes, seed, path, number) for number in (*members, None)]
@@ -158,7 +160,7 @@ def _prepare(recipe: str, method: str, changes: tuple[str, ...]) -> Recipe:
     try:
         return prepare(recipe, method, changes)
     except ConfigError as error:
-        if not any(change.startswith("method.") for change in changes):
+        if not str(error).startswith("method."):
             raise
         raise ConfigError(
             f"{method}: {error} (a change to the settings of one method is written with its "

@@ -30,15 +30,18 @@ class RayEngine:
         if self._began:
             address = os.environ.get("RAY_ADDRESS", "local")
             self._ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        self._has_gpus = self._ray.cluster_resources().get("GPU", 0) > 0
+        machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        self._most_cpus = max(int(machine.get("CPU", 1)) for machine in machines)
+        self._most_gpus = max(int(machine.get("GPU", 0)) for machine in machines)
         self._task = self._ray.remote(run_job)
 
     def submit(self, job: Job) -> Future[Outcome]:
         """Queue a task that takes the job's share of a machine."""
         task = self._task.options(
             name=job.name,
-            num_cpus=job.num_cpus,
-            num_gpus=job.num_gpus if self._has_gpus else 0,
+            # More than any machine has would be waited for in vain.
+            num_cpus=min(job.num_cpus, self._most_cpus),
+            num_gpus=min(job.num_gpus, self._most_gpus),
             max_retries=RETRIES,
         )
         return task.remote(job).future()

@@ -23,20 +23,22 @@ REFERENCE = "deterministic"
 def measure_latencies(paths: Sequence[Path]) -> list[Row]:
     """Time the methods of finished runs in turn, and write the ratios into the rows of each.
 
-    All are runs on the same data with the same encoder. They are compared to the run of
-    `deterministic` if it is one of them, else to an untrained network of that kind: what a
-    forward pass costs does not depend on its weights.
+    All are runs on the same data with the same encoder. They are compared to the first run of
+    `deterministic`; without any, to an untrained network of that kind: what a forward pass costs
+    does not depend on its weights.
     """
     recipe, data = _shared(paths)
     engine = replace(recipe.engine, devices=1, num_nodes=1, strategy="auto")
     fabric = start(engine)
     methods = {contender(path): load_run(path, data.task)[2] for path in paths}
-    timed = {REFERENCE: _untrained(recipe, data), **methods}
-    for method in timed.values():
+    plain = [name for name, method in methods.items() if isinstance(method, Deterministic)]
+    if not plain:
+        methods[REFERENCE] = _untrained(recipe, data)
+    for method in methods.values():
         fabric.to_device(method)
     example = next(data.splits[0].source.read([[0]], fabric.device)).x
-    found = latency_metrics(timed, REFERENCE, example)
-    conditions = latency_conditions(fabric.device, sorted(timed))
+    found = latency_metrics(methods, plain[0] if plain else REFERENCE, example)
+    conditions = latency_conditions(fabric.device, sorted(methods))
     rows = []
     for path in paths:
         rows += _write(RunDirectory(path), found[contender(path)])

@@ -57,7 +57,7 @@ class GridView:
 
     def _table(self, board: Board) -> RenderableType:
         columns = list(dict.fromkeys(entry.column for entry in board.entries))
-        table = Table("", *columns, title=f"{self.title}: {summary(board)}", box=box.SIMPLE)
+        table = Table("", *columns, box=box.SIMPLE)
         for line in dict.fromkeys(entry.line for entry in board.entries):
             alike = [entry for entry in board.entries if entry.line == line]
             marks = [_marks([e for e in alike if e.column == column]) for column in columns]
@@ -71,7 +71,7 @@ class GridView:
             Text(f"{MARKS['failed']} {e.name}{_details(e)}", STYLES["failed"])
             for e in board.having("failed")
         ]
-        return Group(table, *notes)
+        return Group(Text(f"{self.title}: {summary(board)}", "bold"), table, *notes)
 
 
 def summary(board: Board) -> str:

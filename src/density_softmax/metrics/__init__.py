@@ -11,6 +11,7 @@ from density_softmax.metrics.cost import (
 from density_softmax.metrics.detection import aupr, auroc, detection_scores, fpr95
 from density_softmax.metrics.scoring import accuracy, brier, confidence, entropy, nll
 from density_softmax.metrics.selective import aurc, risk_coverage
+from density_softmax.metrics.significance import paired_t_test
 
 __all__ = [
     "Latency",
@@ -31,6 +32,7 @@ __all__ = [
     "mece",
     "nll",
     "num_parameters",
+    "paired_t_test",
     "reliability_bins",
     "risk_coverage",
 ]

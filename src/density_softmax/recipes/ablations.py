@@ -65,7 +65,7 @@ def layers(recipe: Recipe) -> tuple[Variant, ...]:
     if kind not in LAYERS:
         raise ConfigError(
             f"no layers are listed for the encoder '{kind}'; name some by "
-            '--set \'method.layers=["NAME"]\''
+            "--set 'method.layers=[\"NAME\"]'"
         )
     first, second = LAYERS[kind]
     reading = [f"method.layers={json.dumps(names)}" for names in ([first], [first, second])]

@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from density_softmax.report.names import file_stem, metric_name
-from density_softmax.report.panels import block_figure, tidy, with_reference
+from density_softmax.report.panels import block_figure, tidy
 from density_softmax.report.runs import Run, by_setting, rows_of
 from density_softmax.report.samples import Key, Samples, mean, samples_by_line
 from density_softmax.report.splits import find_splits
 from density_softmax.report.style import INK, LOOKS, Picture, save_figure
+from density_softmax.report.wrapping import with_reference
 
 __all__ = ["Boxes", "box_figure", "find_boxes", "write_boxes"]
 
@@ -54,7 +55,9 @@ def find_boxes(
     for name, samples in lines.items():
         splits = {0: ["iid"], **levels}
         keys = {severity: [(split, metric) for split in each] for severity, each in splits.items()}
-        values = {s: [mean(samples[key]) for key in each if key in samples] for s, each in keys.items()}
+        values = {
+            s: [mean(samples[key]) for key in each if key in samples] for s, each in keys.items()
+        }
         if any(values[severity] for severity in levels):
             found[name] = values
     return found

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from density_softmax.metrics import risk_coverage
 from density_softmax.report.names import file_stem
-from density_softmax.report.panels import block_figure, tidy, with_reference
+from density_softmax.report.panels import block_figure, tidy
 from density_softmax.report.runs import Run, by_setting, first_seeds, rows_of, seeds_of
 from density_softmax.report.splits import find_splits, shift_name
 from density_softmax.report.style import LOOKS, Picture, save_figure
+from density_softmax.report.wrapping import with_reference
 
 __all__ = ["Curve", "coverage_figure", "read_curve", "write_coverage"]
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from density_softmax.report.names import file_stem
 from density_softmax.report.panels import panel_figure, tidy
-from density_softmax.report.runs import Run, by_setting, first_seeds
+from density_softmax.report.runs import Run, by_setting, first_seeds, seeds_of
 from density_softmax.report.style import DARK_BLUE, DARK_ORANGE, Picture, save_figure
 from density_softmax.storage import StorageError
 
@@ -101,8 +101,7 @@ def _draw(axes: Axes, stage: StageCurves) -> None:
 
 
 def _caption(runs: Sequence[Run]) -> str:
-    seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
     return (
         "Loss on the training set, with all penalties, and negative log likelihood (NLL) on the "
-        f"held-out slice, over the epochs of each stage that has several. Seed {seeds}."
+        f"held-out slice, over the epochs of each stage that has several. {seeds_of(runs)}"
     )

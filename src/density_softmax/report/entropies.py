@@ -16,10 +16,11 @@ from scipy.ndimage import gaussian_filter1d
 
 from density_softmax.metrics import entropy
 from density_softmax.report.names import file_stem
-from density_softmax.report.panels import block_figure, panel_figure, tidy, with_reference
+from density_softmax.report.panels import block_figure, panel_figure, tidy
 from density_softmax.report.runs import Run, by_setting, first_seeds, rows_of, seeds_of
 from density_softmax.report.splits import find_splits, shift_name
 from density_softmax.report.style import DARK_BLUE, DARK_ORANGE, INK, LOOKS, Picture, save_figure
+from density_softmax.report.wrapping import with_reference
 
 __all__ = ["entropy_figure", "outside_figure", "smooth_density", "write_entropies"]
 
@@ -91,9 +92,7 @@ def outside_figure(runs: Sequence[Run], outside: str) -> Figure:
     return blocks.figure
 
 
-def _draw(
-    axes: Axes, run: Run, split: str, look: dict[str, Any], *, filled: bool = False
-) -> None:
+def _draw(axes: Axes, run: Run, split: str, look: dict[str, Any], *, filled: bool = False) -> None:
     prediction, _ = run.directory.prediction(split)
     largest = math.log(prediction.probs.shape[1])
     places, density = smooth_density(entropy(prediction.probs).numpy(), largest)

@@ -64,7 +64,7 @@ def find_groups(splits: Splits) -> dict[str, list[Group]]:
             for (severity, members), color in zip(levels.items(), colors, strict=True)
         ]
     others = [*splits.shifted, *splits.ood]
-    colors = [to_hex(LEVELS(n / max(1, len(others) - 1))) for n in range(len(others))]
+    colors = [to_hex(LEVELS((n + 1) / (len(others) + 1))) for n in range(len(others))]
     looks = [{"color": color, "linestyle": (0, (4, 1.2))} for color in colors]
     if others:
         far: list[Group] = [(n, [n], look) for n, look in zip(others, looks, strict=True)]

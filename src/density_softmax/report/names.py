@@ -74,8 +74,9 @@ METRICS = {
     "confidence": MetricName("Confidence", None),
     "params": MetricName("Parameters", "lower"),
     "latency_ratio": MetricName("Latency", "lower"),
+    "latency_spread": MetricName("Spread", None),
     "train_seconds": MetricName("Training s", "lower"),
-    "peak_memory": MetricName("Peak memory", "lower"),
+    "peak_memory": MetricName("Peak MB", "lower"),
 }
 
 

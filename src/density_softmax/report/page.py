@@ -24,13 +24,12 @@ PIXELS_PER_INCH = 165
 
 
 def render_page(
-    runs: Runs, tables: Sequence[Table], surfaces: Sequence[Picture], curves: Sequence[Picture]
+    runs: Runs, tables: Sequence[Table], figures: Mapping[str, Sequence[Picture]]
 ) -> str:
-    """The whole page as HTML."""
+    """The whole page as HTML: the tables, a section for each kind of figure, and how it was run."""
     sections = {
         "Results": _tables(tables),
-        "Surfaces": _gallery(surfaces),
-        "Training curves": _gallery(curves),
+        **{title: _gallery(pictures) for title, pictures in figures.items()},
         "How it was run": _provenance(runs.finished),
     }
     sections = {title: content for title, content in sections.items() if content}
@@ -56,7 +55,7 @@ def _lead(runs: Runs) -> str:
     return (
         f"<p>{_count(len(runs.finished), 'run')} of {html.escape(', '.join(methods))} "
         f"with {_count(len(seeds), 'seed')}, recipe {html.escape(', '.join(recipes))}. "
-        "Every figure is a row of rows.csv. Beside this page lie tables/ (CSV, LaTeX, text) "
+        "Every figure is a row of rows.csv or follows from the predictions of a run. Beside this page lie tables/ (CSV, LaTeX, text) "
         "and figures/ (SVG, PDF, PNG).</p>"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -15,9 +15,7 @@ from matplotlib.lines import Line2D
 from density_softmax.report.names import break_lines
 from density_softmax.report.style import COLUMN, LOOKS, PAGE, Look, add_axes, new_figure
 
-__all__ = ["Blocks", "Panels", "block_figure", "divide", "panel_figure", "tidy", "with_reference"]
-
-T = TypeVar("T")
+__all__ = ["Blocks", "Panels", "block_figure", "panel_figure", "tidy"]
 
 # Inches of a line of text and of a letter.
 LINE, LETTER = 0.108, 0.056
@@ -50,20 +48,6 @@ class Blocks:
 
     figure: Figure
     axes: tuple[tuple[Axes, ...], ...]
-
-
-def divide(items: Sequence[T], most: int) -> list[Sequence[T]]:
-    """The items in groups of nearly equal size, none above `most`."""
-    num_groups = max(1, math.ceil(len(items) / most))
-    bounds = [round(n * len(items) / num_groups) for n in range(num_groups + 1)]
-    return [items[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
-
-
-def with_reference(items: Sequence[T]) -> list[list[T]]:
-    """Groups for one panel each: the first item, to compare with, and some of the others."""
-    if len(items) <= 1:
-        return [list(items)]
-    return [[items[0], *others] for others in divide(items[1:], len(LOOKS) - 1)]
 
 
 def panel_figure(

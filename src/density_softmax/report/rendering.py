@@ -177,4 +177,5 @@ def _html_cell(cell: Cell | None, column: Column) -> str:
     mean, std = _figure(cell, column)
     mean = f"<strong>{mean}</strong>" if cell.best else mean
     std = f' <span class="std">± {std}</span>' if std else ""
-    return f'<td data-value="{cell.mean!r}">{mean}{std}</td>'
+    kind = ' class="quoted"' if column.quoted else ""
+    return f'<td{kind} data-value="{cell.mean!r}">{mean}{std}</td>'

@@ -7,26 +7,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 from density_softmax.report.names import metric_name, metric_order
+from density_softmax.report.samples import Key
 from density_softmax.report.splits import find_detected, role_of_split
 from density_softmax.types import Row
 
-__all__ = ["Key", "Section", "find_keys", "find_sections"]
+__all__ = ["HEADLINE", "Role", "Section", "find_keys", "find_sections", "headline"]
 
-Key = tuple[str, str]  # split and metric
-Role = Literal["results", "iid", "shift", "ood", "each shift", "cost", "training"]
+Role = Literal["results", "penalty", "iid", "shift", "ood", "each shift", "cost", "training"]
 
 DETECTION = (
     "AUROC, AUPR and FPR95: OOD is the positive class, the score that detects is named in the "
     "header; AUPR depends on the ratio of the two sets."
 )
 LATENCY = "Latency relative to ERM with the same encoder, measured in turn with it."
+TOTAL = ("cost", "train_seconds")
 
 # The figures to look at first.
 HEADLINE = {
     "iid": ("nll", "accuracy", "ece"),
     "shift": ("nll", "accuracy", "ece", "cnll", "caccuracy", "cece"),
-    "ood": ("auroc:confidence", "auroc:epistemic"),
-    "cost": ("latency_ratio:1",),
+    "ood": ("auroc:confidence", "auroc:epistemic", "aupr:confidence", "aupr:epistemic"),
+    "cost": ("params", "latency_ratio:1"),
 }
 
 
@@ -62,18 +63,31 @@ def find_sections(keys: Sequence[Key]) -> Iterator[Section]:
     detected = find_detected(keys)
     for key in keys:
         roles.setdefault(_role(key, detected), []).append(key)
-    yield from _results(roles)
+    yield from _results(keys)
     if "iid" in roles:
         yield Section("iid", "iid", "in-domain test set", dict.fromkeys(roles["iid"], ""))
     yield from _shifts(roles.get("shift", []))
     yield from _ood(roles.get("ood", []))
     yield from _each_shift(roles.get("each shift", []))
     if "cost" in roles:
-        columns = {key: _note(key) for key in roles["cost"]}
-        yield Section("cost", "cost", "cost of prediction", columns, LATENCY)
+        total = [TOTAL] if TOTAL in roles.get("training", []) else []
+        columns = {key: _note(key) for key in [*roles["cost"], *total]}
+        title = "cost of prediction and of training" if total else "cost of prediction"
+        yield Section("cost", "cost", title, columns, LATENCY)
     if "training" in roles:
         columns = {key: _note(key) for key in roles["training"]}
-        yield Section("training", "training", "cost of training", columns)
+        yield Section("training", "training", "cost of training by stage", columns)
+
+
+def headline(keys: Sequence[Key], wanted: Sequence[str]) -> dict[Key, str]:
+    """The columns to look at first of these roles; sets other than the in-domain one are named."""
+    detected, columns = find_detected(keys), {}
+    for role in HEADLINE:
+        for key in keys:
+            if role in wanted and _role(key, detected) == role and key[1] in HEADLINE[role]:
+                place = key[0] if role in ("shift", "ood") else ""
+                columns[key] = ", ".join(filter(None, (place, _note(key))))
+    return columns
 
 
 def _role(key: Key, detected: set[str]) -> Role:
@@ -83,17 +97,11 @@ def _role(key: Key, detected: set[str]) -> Role:
     return role_of_split(split, detected)
 
 
-def _results(roles: dict[Role, list[Key]]) -> Iterator[Section]:
-    """The headline of each role; sets other than the in-domain one are named."""
-    columns = {
-        key: ", ".join(filter(None, (key[0] if role in ("shift", "ood") else "", _note(key))))
-        for role, keys in roles.items()
-        for key in keys
-        if key[1] in HEADLINE.get(role, ())
-    }
+def _results(keys: Sequence[Key]) -> Iterator[Section]:
+    columns = headline(keys, tuple(HEADLINE))
     if columns:
-        remark = DETECTION if "ood" in roles else ""
-        yield Section("results", "results", "results", columns, remark)
+        detects = any(metric.startswith(("auroc:", "aupr:")) for _, metric in columns)
+        yield Section("results", "results", "results", columns, DETECTION if detects else "")
 
 
 def _shifts(keys: Sequence[Key]) -> Iterator[Section]:
@@ -127,4 +135,8 @@ def _note(key: Key) -> str:
     metric, _, detail = key[1].partition(":")
     if metric == "latency_ratio":
         return f"batch {detail}, ERM = 1"
+    if metric == "latency_spread":
+        return f"batch {detail}, between quartiles"
+    if metric == "train_seconds" and not detail:
+        return "all stages"
     return f"by {detail}" if metric in ("auroc", "aupr", "fpr95") else detail

@@ -11,11 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from density_softmax.report.names import file_stem, metric_name
-from density_softmax.report.panels import block_figure, tidy, with_reference
+from density_softmax.report.panels import block_figure, tidy
 from density_softmax.report.runs import Run, by_setting, rows_of
 from density_softmax.report.samples import Key, Samples, deviation, mean, samples_by_line
 from density_softmax.report.splits import find_splits
 from density_softmax.report.style import LOOKS, Picture, save_figure
+from density_softmax.report.wrapping import with_reference
 
 __all__ = ["mean_over_types", "severity_figure", "write_severities"]
 

@@ -13,8 +13,8 @@ from scipy.special import entr
 from density_softmax.config import from_dict
 from density_softmax.data import ArraySource, DataConfig
 from density_softmax.data.toy import GRID_SIZE
-from density_softmax.report.runs import Run, first_seeds
-from density_softmax.report.style import Picture, paper_style, save_figure
+from density_softmax.report.runs import Run, first_seeds, seeds_of
+from density_softmax.report.style import Picture, save_figure
 from density_softmax.report.surface_figure import Array, Measure, Panel, surface_figure
 
 __all__ = ["MEASURES", "entropy", "margin", "variance", "write_surfaces"]
@@ -50,13 +50,12 @@ MEASURES = {
 def write_surfaces(runs: Sequence[Run], folder: Path) -> list[Picture]:
     """Draw the first seed of each method on toy data: three figures for each shape."""
     pictures = []
-    with paper_style():
-        for name, members in _by_data(runs).items():
-            panels = [_panel(run) for run in members]
-            for key, measure in MEASURES.items():
-                figure = surface_figure(panels, measure)
-                words = _words(name, measure, members)
-                pictures.append(save_figure(figure, folder / f"{name}-{key}", *words))
+    for name, members in _by_data(runs).items():
+        panels = [_panel(run) for run in members]
+        for key, measure in MEASURES.items():
+            figure = surface_figure(panels, measure)
+            words = _words(name, measure, members)
+            pictures.append(save_figure(figure, folder / f"{name}-{key}", *words))
     return pictures
 
 
@@ -64,8 +63,7 @@ def _by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs to draw, by a name for their data."""
     groups: dict[str, list[Run]] = {}
     for run in first_seeds(runs):
-        drawn = (run.path / "predictions" / "grid.safetensors").is_file()
-        if run.data.get("kind") == "toy" and drawn:
+        if run.data.get("kind") == "toy" and run.predicted("grid"):
             groups.setdefault(json.dumps(run.data, sort_keys=True), []).append(run)
     named: dict[str, list[Run]] = {}
     for members in groups.values():
@@ -96,13 +94,12 @@ def _thin(x: Array) -> Array:
 
 def _words(name: str, measure: Measure, runs: Sequence[Run]) -> tuple[str, str]:
     """Title and caption."""
-    seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
     shape = name.replace("_", " ")
     title = f"{shape.capitalize()}: {measure.name.lower()} {measure.formula}"
     caption = (
         f"Above the class probability p(y = 1 | x), below its {measure.name.lower()}, "
         f"{measure.formula}. Circles and triangles are training points, diamonds are "
         f"out-of-distribution points that no method has seen; of each kind about {NUM_POINTS} "
-        f"are drawn. Seed {seeds}."
+        f"are drawn. {seeds_of(runs)}"
     )
     return title, caption

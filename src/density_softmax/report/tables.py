@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
 
+from density_softmax.metrics import paired_t_test
 from density_softmax.report.names import (
     Better,
     file_stem,
-    line_name,
-    line_order,
     metric_name,
     setting_name,
     variant_of_data,
-    variant_of_line,
 )
-from density_softmax.report.sections import Key, Section, find_keys, find_sections
+from density_softmax.report.paper import REMARK as PAPER
+from density_softmax.report.samples import (
+    Key,
+    Samples,
+    deviation,
+    mean,
+    samples_by_line,
+    with_totals,
+)
+from density_softmax.report.sections import Section, find_keys, find_sections
+from density_softmax.report.wrapping import divide
 from density_softmax.types import Row
 
-__all__ = ["HOW_TO_READ", "Cell", "Column", "Line", "Table", "build_tables", "is_better"]
+__all__ = [
+    "HOW_TO_READ",
+    "Cell",
+    "Column",
+    "Line",
+    "Quotes",
+    "Table",
+    "build_table",
+    "build_tables",
+    "fold",
+    "is_better",
+]
 
 MIN_SEEDS = 3
 LEVEL = 0.05
@@ -31,7 +49,8 @@ HOW_TO_READ = (
     f"by a paired t-test over at least {MIN_SEEDS} seeds at {LEVEL:.0%}."
 )
 
-Samples = Mapping[int, float]  # values by seed
+# What was published elsewhere, by line and by split and metric.
+Quotes = Mapping[str, Mapping[Key, float]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +63,7 @@ class Column:
         key: the split and metric of its rows.
         better: which direction is an improvement; None where neither is.
         decimals: how many to print, the same in all lines.
+        quoted: whether its figures are not ours.
     """
 
     title: str
@@ -51,6 +71,7 @@ class Column:
     key: Key
     better: Better | None
     decimals: int
+    quoted: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,15 +113,68 @@ class Table:
     role: str
 
 
-def build_tables(rows: Sequence[Row]) -> list[Table]:
-    """All tables of the rows: for each recipe and data the results at a glance, then each role."""
+def build_tables(rows: Sequence[Row], quotes: Mapping[str, Quotes] | None = None) -> list[Table]:
+    """All tables of the rows: for each recipe and data the results at a glance, then each role.
+
+    Args:
+        rows: of any runs.
+        quotes: by recipe, what its paper reports with its own data: shown beside the results.
+    """
     groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
+    for row in with_totals(rows):
         groups.setdefault((row.recipe, variant_of_data(row.variant)), []).append(row)
+    tables = []
+    for (recipe, data), members in groups.items():
+        samples, quoted = samples_by_line(members), {} if data else (quotes or {}).get(recipe, {})
+        for section in find_sections(find_keys(members)):
+            beside = quoted if section.role == "results" else {}
+            tables.append(build_table(section, setting_name(recipe, data), samples, beside))
+    return tables
+
+
+def build_table(
+    section: Section,
+    setting: str,
+    lines: Mapping[str, Mapping[Key, Samples]],
+    quotes: Quotes | None = None,
+) -> Table:
+    """The table of a section; what is quoted stands in columns beside ours."""
+    columns: list[Column] = []
+    cells: list[list[Cell | None]] = []
+    for key, note in section.columns.items():
+        values = [samples.get(key, {}) for samples in lines.values()]
+        columns.append(_column(section, key, note, values))
+        cells.append(_cells(values, columns[-1].better))
+        quoted = [(quotes or {}).get(name, {}).get(key) for name in lines]
+        if any(value is not None for value in quoted):
+            columns.append(_quoted(columns[-1]))
+            cells.append([None if value is None else Cell(value, None) for value in quoted])
+    seeds = [
+        {seed for key in section.columns for seed in line.get(key, ())} for line in lines.values()
+    ]
+    remark = [section.remark, PAPER if any(column.quoted for column in columns) else ""]
+    return Table(
+        name=file_stem(setting, section.name),
+        title=f"{setting}: {section.title}",
+        remark=" ".join(filter(None, remark)),
+        columns=tuple(columns),
+        lines=tuple(map(Line, lines, map(len, seeds), zip(*cells, strict=True))),
+        role=section.role,
+    )
+
+
+def fold(table: Table, most_columns: int) -> list[Table]:
+    """The table in parts that are not wider than so many columns, for a terminal."""
+    parts = divide(range(len(table.columns)), most_columns)
     return [
-        _table(section, setting_name(recipe, data), members)
-        for (recipe, data), members in groups.items()
-        for section in find_sections(find_keys(members))
+        replace(
+            table,
+            columns=tuple(table.columns[n] for n in part),
+            lines=tuple(
+                replace(line, cells=tuple(line.cells[n] for n in part)) for line in table.lines
+            ),
+        )
+        for part in parts
     ]
 
 
@@ -110,41 +184,9 @@ def is_better(a: Samples, b: Samples, better: Better) -> bool:
     left, right = np.array([a[s] for s in seeds]), np.array([b[s] for s in seeds])
     if len(seeds) < MIN_SEEDS or not np.isfinite([left, right]).all():
         return False
-    gains = left - right if better == "higher" else right - left
-    if gains.mean() <= 0 or np.allclose(left, right, rtol=1e-9, atol=1e-12):
-        return False
-    if np.allclose(gains, gains.mean(), rtol=1e-9, atol=0):
-        return True  # the same gain for every seed: the limit p → 0
-    return bool(stats.ttest_rel(left, right).pvalue < LEVEL)
-
-
-def _table(section: Section, setting: str, rows: Sequence[Row]) -> Table:
-    samples = _samples(rows)
-    columns, cells = [], []
-    for key, note in section.columns.items():
-        values = [line.get(key, {}) for line in samples.values()]
-        columns.append(_column(section, key, note, values))
-        cells.append(_cells(values, columns[-1].better))
-    seeds = [
-        {seed for key in section.columns for seed in line.get(key, ())} for line in samples.values()
-    ]
-    return Table(
-        name=file_stem(setting, section.name),
-        title=f"{setting}: {section.title}",
-        remark=section.remark,
-        columns=tuple(columns),
-        lines=tuple(map(Line, samples, map(len, seeds), zip(*cells, strict=True))),
-        role=section.role,
-    )
-
-
-def _samples(rows: Sequence[Row]) -> dict[str, dict[Key, dict[int, float]]]:
-    """Values by line, column and seed, the lines in their order."""
-    found: dict[tuple[str, str], dict[Key, dict[int, float]]] = {}
-    for row in rows:
-        line = found.setdefault((row.method, variant_of_line(row.variant)), {})
-        line.setdefault((row.split, row.metric), {})[row.seed] = row.value
-    return {line_name(*line): found[line] for line in sorted(found, key=lambda x: line_order(*x))}
+    gain = float((left - right).mean())
+    improves = gain > 0 if better == "higher" else gain < 0
+    return improves and paired_t_test(left.tolist(), right.tolist()) < LEVEL
 
 
 def _column(section: Section, key: Key, note: str, samples: Sequence[Samples]) -> Column:
@@ -152,15 +194,22 @@ def _column(section: Section, key: Key, note: str, samples: Sequence[Samples]) -
     if key[1] == "confidence" and section.role == "ood":
         better = "lower"  # to be confident about what is out of distribution is wrong
     arrow = {"higher": " ↑", "lower": " ↓", None: ""}[better]
-    decimals = _decimals([_mean(line) for line in samples if line])
+    decimals = _decimals([mean(line) for line in samples if line])
     return Column(title + arrow, note, key, better, decimals)
+
+
+def _quoted(ours: Column) -> Column:
+    """The column beside ours; its note names the metric, since its title does not."""
+    metric = ours.title.partition(" ")[0]
+    note = ", ".join(filter(None, (metric, ours.note)))
+    return Column("paper", note, ours.key, None, ours.decimals, quoted=True)
 
 
 def _decimals(means: Sequence[float]) -> int:
     """Three or so digits of the largest mean; no decimals where all are whole numbers."""
-    finite = [abs(mean) for mean in means if math.isfinite(mean)]
+    finite = [abs(value) for value in means if math.isfinite(value)]
     largest = max(finite, default=0.0)
-    if all(mean.is_integer() and mean > 1 for mean in finite):
+    if all(value.is_integer() and value > 1 for value in finite):
         return 0
     if 0 < largest < 1:
         return min(2 - math.floor(math.log10(largest)), 8)
@@ -175,8 +224,8 @@ def _cells(samples: Sequence[Samples], better: Better | None) -> list[Cell | Non
 
 def _best(samples: Sequence[Samples], better: Better | None) -> int | None:
     """The line that is better than the second best, if the test says so."""
-    means = {number: _mean(line) for number, line in enumerate(samples) if line}
-    finite = [number for number, mean in means.items() if math.isfinite(mean)]
+    means = {number: mean(line) for number, line in enumerate(samples) if line}
+    finite = [number for number, value in means.items() if math.isfinite(value)]
     if better is None or len(finite) < 2:
         return None
     first, second, *_ = sorted(finite, key=means.__getitem__, reverse=better == "higher")
@@ -184,10 +233,4 @@ def _best(samples: Sequence[Samples], better: Better | None) -> int | None:
 
 
 def _cell(samples: Samples, best: bool) -> Cell:
-    values = np.array(list(samples.values()))
-    std = float(values.std(ddof=1)) if len(values) > 1 and np.isfinite(values).all() else None
-    return Cell(_mean(samples), std, best)
-
-
-def _mean(samples: Samples) -> float:
-    return float(np.mean(list(samples.values())))
+    return Cell(mean(samples), deviation(samples), best)

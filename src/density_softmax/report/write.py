@@ -9,20 +9,24 @@ from rich import box
 from rich.table import Table as RichTable
 
 from density_softmax.errors import UserError
-from density_softmax.report.curves import write_curves
+from density_softmax.report.figures import write_figures
 from density_softmax.report.page import render_page
+from density_softmax.report.paper import paper_penalties, paper_results
+from density_softmax.report.penalty_table import build_penalty_tables
 from density_softmax.report.rendering import as_csv, as_latex, as_text
 from density_softmax.report.runs import LeftOut, find_runs
-from density_softmax.report.surfaces import write_surfaces
-from density_softmax.report.tables import Table, build_tables
+from density_softmax.report.tables import Table, build_tables, fold
 from density_softmax.rows import write_rows
 from density_softmax.storage import write_text
 from density_softmax.types import Row
 
 __all__ = ["results_text", "run_summary", "write_report"]
 
+# As many figures as fit beside a method's name in a terminal of about 120 letters.
+TERMINAL_COLUMNS = 8
 
-def write_report(runs: Sequence[Path], out: Path) -> Path:
+
+def write_report(runs: Sequence[Path], out: Path, *, progress: bool = False) -> Path:
     """Report on the runs at or below the given paths; returns the page's path.
 
     Writes index.html, rows.csv, tables/ (`results.txt` with the figures to look at first, and
@@ -34,13 +38,13 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         )
     found = find_runs(runs)
     rows = found.rows()
-    tables = build_tables(rows)
+    tables = build_tables(rows, paper_results())
+    tables += build_penalty_tables(found.finished, paper_penalties())
     write_rows(out / "rows.csv", rows)
     _write_tables(tables, found.left_out, out / "tables")
-    surfaces = write_surfaces(found.finished, out / "figures")
-    curves = write_curves(found.finished, out / "figures")
+    figures = write_figures(found.finished, out / "figures", progress=progress)
     page = out / "index.html"
-    write_text(page, render_page(found, tables, surfaces, curves))
+    write_text(page, render_page(found, tables, figures))
     return page
 
 
@@ -66,6 +70,8 @@ def _write_tables(tables: Sequence[Table], left_out: Sequence[LeftOut], folder: 
         write_text(folder / f"{table.name}.csv", as_csv(table))
         write_text(folder / f"{table.name}.tex", as_latex(table))
         write_text(folder / f"{table.name}.txt", as_text(table))
-    results = [as_text(table, narrow=True) for table in tables if table.role == "results"]
+    shown = [table for table in tables if table.role in ("results", "penalty")]
+    parts = [part for table in shown for part in fold(table, TERMINAL_COLUMNS)]
+    results = [as_text(part, narrow=True) for part in parts]
     missing = [f"not shown: {each.run.path}: {each.reason}\n" for each in left_out]
     write_text(folder / "results.txt", "\n".join([*results, *missing]))

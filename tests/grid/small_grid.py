@@ -1,0 +1,108 @@
+"""A grid small enough for tests, and an engine that runs its cells without new processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from density_softmax.cli.main import app
+from density_softmax.errors import UserError
+from density_softmax.grid import run as grid_run
+from density_softmax.grid.cells import Cell, plan
+from density_softmax.grid.jobs import Job, Outcome
+from density_softmax.grid.run import Finished, run_grid
+from density_softmax.rows import read_rows
+from density_softmax.types import Row
+
+SMALL = ("encoder.depth=1", "encoder.width=8", "data.num_points=80")
+EPOCHS = {
+    "deterministic": ("deterministic.descent.epochs=3",),
+    "density_softmax": (
+        "density_softmax.representation.epochs=2",
+        "density_softmax.density.descent.epochs=2",
+    ),
+    "deep_ensemble": ("deep_ensemble.member.descent.epochs=2", "deep_ensemble.num_members=2"),
+    "ddu": ("ddu.descent.epochs=2",),
+}
+
+
+class Killed(BaseException):
+    """Stands for a kill at any moment."""
+
+
+class InlineEngine:
+    """Runs the command of a job here and now."""
+
+    capacity: int | None = 1
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def submit(self, job: Job) -> Future[Outcome]:
+        self.ran.append(job.name)
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        job.log.touch()
+        future: Future[Outcome] = Future()
+        try:
+            app(list(job.words), standalone_mode=False)
+            future.set_result(Outcome(1.0))
+        except UserError as error:
+            future.set_result(Outcome(1.0, str(error)))
+        return future
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+def cells_of(out: Path, methods: list[str], num_seeds: int = 1, *changes: str) -> list[Cell]:
+    epochs = [change for method in methods for change in EPOCHS[method]]
+    return plan("toy", methods, num_seeds, out, changes=(*SMALL, *epochs, *changes))
+
+
+def run_inline(
+    out: Path, methods: list[str], num_seeds: int = 1, *changes: str
+) -> tuple[Finished, list[str]]:
+    """Run a grid without its report; returns what it ended with, and the names of what it ran."""
+    engine = InlineEngine()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grid_run, "write_report", lambda runs, place: place / "index.html")
+        cells = cells_of(out, methods, num_seeds, *changes)
+        finished = run_grid(cells, out, engine, Console(quiet=True))
+    return finished, engine.ran
+
+
+def results(out: Path) -> dict[Path, list[Row]]:
+    """The rows of all runs, by their place, without costs."""
+    files = sorted(out.glob("*/seed*/rows.csv"))
+    return {file.relative_to(out): without_costs(read_rows(file)) for file in files}
+
+
+def without_costs(rows: list[Row]) -> list[Row]:
+    """What does not vary from time to time."""
+    return [row for row in rows if row.split != "cost"]
+
+
+@contextmanager
+def steps(limit: float = float("inf")) -> Iterator[list[int]]:
+    """Count the steps of all optimizers, and kill before the one after the last."""
+    original, count = torch.optim.Adam.step, [0]
+
+    def counted(self, *args, **kwargs):
+        if count[0] >= limit:
+            raise Killed
+        count[0] += 1
+        return original(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.Adam, "step", counted)
+        yield count
+
+
+# So many epochs that there is a checkpoint to be killed after, and time left to do it.
+LONG = ("deterministic.descent.epochs=300", "engine.checkpoint_seconds=0.0")

@@ -1,0 +1,161 @@
+"""What a grid consists of, and which of it is finished."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from small_grid import cells_of
+
+from density_softmax.benchmark import identify, prepare
+from density_softmax.config import ConfigError, to_dict
+from density_softmax.engine import RunDirectory
+from density_softmax.errors import UserError
+from density_softmax.grid.cells import choose_methods, plan
+from density_softmax.methods import MethodConfig
+from density_softmax.nn.densities import DensityConfig
+from density_softmax.nn.scale import ScaleConfig
+from density_softmax.recipes import RECIPES
+from density_softmax.recipes.ablations import ABLATIONS, find_variants
+
+OUT = Path("out")
+CASES = [(recipe, ablation) for recipe in RECIPES for ablation in ABLATIONS]
+
+
+def test_a_grid_is_methods_times_seeds() -> None:
+    cells = plan("toy", ["ddu", "duq"], 3, OUT)
+    found = [(cell.seed, cell.recipe.method.kind) for cell in cells]
+    assert found == [(seed, method) for seed in range(3) for method in ("ddu", "duq")]
+    assert [cell.path for cell in cells[:2]] == [OUT / "ddu" / "seed0", OUT / "duq" / "seed0"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_all_methods_of_a_recipe_are_all_there_are(recipe: str) -> None:
+    assert choose_methods(recipe, "all") == list(MethodConfig.members)
+
+
+def test_the_command_of_a_cell_makes_its_recipe() -> None:
+    for cell in cells_of(OUT, ["deterministic", "deep_ensemble"], 2, "data.heldout=0.3"):
+        words = list(cell.command())
+        changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+        assert words[:4] == ["train", "toy", "--method", cell.recipe.method.kind]
+        assert prepare("toy", words[3], changes) == cell.recipe
+        assert words[words.index("--seed") + 1] == str(cell.seed)
+        assert "--resume" in words
+
+
+def test_a_change_with_the_name_of_a_method_is_for_that_method_alone() -> None:
+    changes = ("deterministic.descent.epochs=7", "data.heldout=0.3")
+    erm, ddu = plan("toy", ["deterministic", "ddu"], 1, OUT, changes=changes)
+    assert erm.recipe.method.descent.epochs == 7
+    assert ddu.recipe.method == prepare("toy", "ddu").method
+    assert erm.recipe.data.heldout == ddu.recipe.data.heldout == 0.3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("duq.descent.epochs=1", "'duq' is not in the grid; add it to --methods"),
+        ("method.representation.epochs=1", r"--set deterministic.NAME=value"),
+        ("data.colour=red", "unknown name 'colour'"),
+    ],
+)
+def test_a_change_that_fits_nothing_is_refused(change: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan("toy", ["density_softmax", "deterministic"], 1, OUT, changes=[change])
+
+
+@pytest.mark.parametrize(("names", "message"), [("", "names none"), ("ddu,x", "no method 'x'")])
+def test_methods_that_are_not_there_are_refused(names: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        choose_methods("toy", names)
+
+
+def test_members_come_before_their_ensemble() -> None:
+    cells = cells_of(OUT, ["deep_ensemble"], 2)
+    assert [(cell.seed, cell.member) for cell in cells] == [
+        (seed, member) for seed in range(2) for member in (0, 1, None)
+    ]
+    assert len({cell.name for cell in cells}) == 6
+    assert len({cell.line for cell in cells}) == 1
+
+
+def test_a_directory_of_another_run_is_not_a_finished_cell(tmp_path: Path) -> None:
+    (cell,) = cells_of(tmp_path, ["deterministic"])
+    (other,) = cells_of(tmp_path / "b", ["deterministic"], 1, "engine.precision=bf16-mixed")
+    assert not cell.is_finished()
+    cell.path.mkdir(parents=True)
+    (cell.path / "environment.json").write_text("{}")
+    RunDirectory(cell.path).claim(identify(other.recipe, other.seed), resume=False)
+    (cell.path / "rows.csv").write_text("rows")
+    assert not cell.is_finished()
+
+
+def test_where_a_cell_was_computed_makes_no_difference(tmp_path: Path) -> None:
+    (cell,) = cells_of(tmp_path, ["deterministic"])
+    (moved,) = cells_of(tmp_path, ["deterministic"], 1, "engine.threads=7")
+    RunDirectory(cell.path).claim(identify(moved.recipe, moved.seed), resume=False)
+    (cell.path / "rows.csv").write_text("rows")
+    assert cell.is_finished()
+
+
+def test_long_variants_have_short_directories_of_their_own() -> None:
+    paths = set()
+    for last in range(3):
+        layers = ", ".join(f'"blocks.{i}.linear"' for i in (*range(8), last))
+        changes = [f"density_softmax.layers=[{layers}]", 'data.root="x"'][:1]
+        (cell,) = plan("toy", ["density_softmax"], 1, OUT, changes=changes)
+        paths.add(cell.path)
+        assert len(cell.line.encode()) < 200
+    assert len(paths) == 3
+
+
+@pytest.mark.parametrize(("recipe", "ablation"), CASES)
+def test_every_variant_of_an_ablation_is_a_cell_of_its_own(recipe: str, ablation: str) -> None:
+    cells = plan(recipe, ["deterministic", "density_softmax"], 1, OUT, ablation=ablation)
+    erm, default, *variants = [identify(cell.recipe, 0)["variant"] for cell in cells]
+    assert erm == default == "default"  # what it is compared to, and the recipe as it is
+    assert len(variants) >= 4
+    assert len({cell.path for cell in cells}) == len(cells)
+    assert "default" not in variants
+
+
+def test_ablations_cover_all_kinds_and_both_states_of_each_part() -> None:
+    for recipe in RECIPES:
+        base = prepare(recipe, "density_softmax")
+        found = {
+            name: [
+                to_dict(prepare(recipe, "density_softmax", variant).method)
+                for variant in find_variants(name, base)
+            ]
+            for name in ABLATIONS
+        }
+        assert {m["scale"]["kind"] for m in found["scales"]} == set(ScaleConfig.members)
+        assert {m["density"]["kind"] for m in found["densities"]} == set(DensityConfig.members)
+        grid = {(m["penalty"].get("weight", 0.0), m["head"] is not None) for m in found["lambda"]}
+        weights = {0.0, 1e-4, 1e-3, 1e-2, 1e-1, 1.0}
+        assert grid >= {(weight, head) for weight in weights for head in (True, False)}
+        parts = {
+            (m["penalty"]["kind"] != "none", m["scale"]["kind"] in ("constant", "temperature"))
+            for m in found["components"]
+        }
+        assert parts == {(a, b) for a in (True, False) for b in (True, False)}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_layers_of_an_ablation_are_layers_of_the_encoder(recipe: str) -> None:
+    base = prepare(recipe, "density_softmax")
+    shape = (2,) if recipe == "toy" else (3, 32, 32)
+    with torch.device("meta"):
+        encoder = base.encoder.build(shape)
+    read = {
+        layer
+        for variant in find_variants("layers", base)
+        for layer in prepare(recipe, "density_softmax", variant).method.layers
+    }
+    assert read
+    assert read <= set(encoder.layer_names)
+
+
+def test_an_unknown_ablation_is_answered_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="there are: lambda, components, scales"):
+        plan("toy", ["density_softmax"], 1, OUT, ablation="x")
