@@ -14,13 +14,13 @@ import argparse
 from pathlib import Path
 
 import torch
-from density_softmax.report.paper import paper_value
 from rich.progress import track
 
 from density_softmax import metrics
 from density_softmax.methods import Method, MethodConfig
 from density_softmax.recipes import get_recipe
 from density_softmax.report.names import method_name
+from density_softmax.report.paper import paper_value
 from density_softmax.rows import write_rows
 from density_softmax.types import Row
 
@@ -70,10 +70,10 @@ def as_table(rows: list[Row]) -> str:
             ours, stored = (values[kind, recipe, m] / 1e6 for m in ("params", "stored"))
             paper = paper_value(recipe, kind, "params")
             cells.append(
-                f"{ours:.2f} / {stored:.2f} / " + ("–" if paper is None else f"{paper:.2f}")
+                f"{ours:.2f} / {stored:.2f} / " + ("–" if paper is None else f"{paper / 1e6:.2f}")
             )
         cells += [f"{values[kind, 'cifar10_small', f'latency_ratio:{b}']:.2f}" for b in BATCHES]
-        paper = paper_value("cifar10", kind, "latency_ratio")
+        paper = paper_value("cifar10", kind, "latency_ratio:1")
         cells.append("–" if paper is None else f"{paper:.3g}")
         lines.append(f"| {method_name(kind)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

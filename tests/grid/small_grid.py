@@ -61,8 +61,12 @@ class InlineEngine:
 
 
 def cells_of(out: Path, methods: list[str], num_seeds: int = 1, *changes: str) -> list[Cell]:
-    epochs = [change for method in methods for change in EPOCHS[method]]
-    return plan("toy", methods, num_seeds, out, changes=(*SMALL, *epochs, *changes))
+    return plan("toy", methods, num_seeds, out, changes=changes_of(methods, *changes))
+
+
+def changes_of(methods: list[str], *changes: str) -> tuple[str, ...]:
+    """What makes the recipe small, and more changes."""
+    return (*SMALL, *(change for method in methods for change in EPOCHS[method]), *changes)
 
 
 def run_inline(

@@ -31,6 +31,11 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
+def process_of(log: Path) -> int:
+    """Which process wrote a log."""
+    return int(re.findall(r", process (\d+)", log.read_text())[0])
+
+
 def wait_for(condition, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -82,7 +87,7 @@ def test_a_cell_ends_with_a_killed_grid_and_continues_to_the_same_rows(tmp_path:
     waiter = subprocess.Popen(command)
     partial = cell.path / "stages" / "train.partial.safetensors"
     wait_for(partial.exists)
-    pid = int(re.findall(r"process (\d+)", log.read_text())[0])
+    pid = process_of(log)
     assert is_alive(pid)
     os.kill(waiter.pid, signal.SIGKILL)
     waiter.wait()

@@ -16,7 +16,7 @@ from density_softmax.report.ablations import Penalty
 from density_softmax.report.names import line_name, split_variant
 from density_softmax.report.samples import Key
 
-__all__ = ["REMARK", "paper_penalties", "paper_results"]
+__all__ = ["REMARK", "paper_penalties", "paper_results", "paper_value"]
 
 REMARK = (
     "paper: what Bui and Liu (ICML 2024) report, the mean of 10 seeds on CIFAR-10. They do not "
@@ -50,6 +50,12 @@ def paper_results() -> dict[str, dict[str, dict[Key, float]]]:
             )
             line[_key(figure)] = _value(figure, latency[figure.recipe])
     return found
+
+
+def paper_value(recipe: str, method: str, metric: str, split: str = "cost") -> float | None:
+    """What the paper's tables of results have in place of one of our rows, in its unit."""
+    line = paper_results().get(recipe, {}).get(line_name(method, "default"), {})
+    return line.get((split, metric))
 
 
 @cache
