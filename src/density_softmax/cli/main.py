@@ -192,10 +192,18 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
     out: Annotated[Path, typer.Option(help="Where tables, figures and page go.")] = Path("report"),
 ) -> None:
-    """Turn run directories into tables (text, CSV, LaTeX), figures and one HTML page."""
+    """Turn run directories into tables (text, CSV, LaTeX), figures and one HTML page.
+
+    Everything that the runs have data for is drawn (SVG, PDF and PNG): uncertainty surfaces,
+    reliability diagrams, box plots and means by severity, entropies and log densities,
+    risk-coverage curves, spreads over seeds, costs, feature maps and training curves. A method is
+    best, and bold, only where a paired t-test over its seeds says so.
+
+    For example `density-softmax report runs/digits --out report`
+    """
     from density_softmax.report import results_text, write_report
 
-    page = write_report(runs, out)
+    page = write_report(runs, out, progress=True)
     console.print(results_text(out), soft_wrap=True, markup=False, highlight=False)
     console.print(f"report page: {page}", soft_wrap=True)
 

@@ -28,12 +28,20 @@ class RayEngine:
         self._ray = _import_ray()
         self._began = not self._ray.is_initialized()
         if self._began:
-            address = os.environ.get("RAY_ADDRESS", "local")
-            self._ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            self._enter(os.environ.get("RAY_ADDRESS", "local"))
         machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         self._most_cpus = max(int(machine.get("CPU", 1)) for machine in machines)
         self._most_gpus = max(int(machine.get("GPU", 0)) for machine in machines)
         self._task = self._ray.remote(run_job)
+
+    def _enter(self, address: str) -> None:
+        try:
+            self._ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except Exception as error:  # Ray has no common base for what can go wrong here
+            raise UserError(
+                f"Ray at '{address}' cannot be used ({error}); its logs are in "
+                "/tmp/ray/session_latest/logs, and --engine local needs no cluster"
+            ) from error
 
     def submit(self, job: Job) -> Future[Outcome]:
         """Queue a task that takes the job's share of a machine."""

@@ -1,4 +1,4 @@
-"""Runs that differ in one part alone: with and without the density, with and without the penalty."""
+"""Runs that differ in one part alone: the density or the gradient penalty."""
 
 from __future__ import annotations
 

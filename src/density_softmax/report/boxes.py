@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -51,7 +52,7 @@ def find_boxes(
     lines: Mapping[str, Mapping[Key, Samples]], levels: Mapping[int, Sequence[str]], metric: str
 ) -> dict[str, Boxes]:
     """By line, what there is of a metric at each severity; lines without any are left out."""
-    found = {}
+    found: dict[str, Boxes] = {}
     for name, samples in lines.items():
         splits = {0: ["iid"], **levels}
         keys = {severity: [(split, metric) for split in each] for severity, each in splits.items()}
@@ -101,7 +102,12 @@ def _draw(axes: Axes, lines: Sequence[Boxes]) -> None:
             capprops={"color": look.color, "linewidth": 0.7},
         )
         if 0 in places:
-            mark = {"marker": "D", "markersize": 3, "markeredgecolor": INK, "markeredgewidth": 0.4}
+            mark: dict[str, Any] = {
+                "marker": "D",
+                "markersize": 3,
+                "markeredgecolor": INK,
+                "markeredgewidth": 0.4,
+            }
             axes.plot([places[0]], [boxes[0][0]], color=look.color, linestyle="", **mark)
     axes.set_xticks(range(len(severities)), ["test" if s == 0 else str(s) for s in severities])
     axes.set_xlim(-0.5, len(severities) - 0.5)

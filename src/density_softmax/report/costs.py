@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -29,8 +30,16 @@ Costs = Mapping[str, Mapping[str, Mapping[Key, Samples]]]
 
 PREDICTION = ("params", "latency_ratio:1", "latency_ratio:32")
 BOTH = ("train_seconds", "latency_ratio:32")
+ERROR_BAR: dict[str, Any] = {"elinewidth": 0.7, "capsize": 1.5, "capthick": 0.7}
+BESIDE: dict[str, Any] = {
+    "va": "center",
+    "fontsize": 5,
+    "textcoords": "offset points",
+    "xytext": (2, 0),
+}
+UNITS = {"millions": 1e6, "thousands": 1e3, "": 1.0}
 TITLES = {
-    "params": "parameters, millions",
+    "params": "parameters",
     "train_seconds": "training, seconds",
     "latency_ratio:1": "latency, batch of 1, ERM = 1",
     "latency_ratio:32": "latency, batch of 32, ERM = 1",
@@ -71,20 +80,17 @@ def machine_of(run: Run) -> str:
 def cost_figure(costs: Costs, metrics: Sequence[str]) -> Figure:
     """A panel for each metric, a bar for each method and machine."""
     labels = list(dict.fromkeys(label for lines in costs.values() for label in lines))
-    titles = [TITLES[metric] for metric in metrics]
+    units = {metric: _unit(costs, metric) for metric in metrics}
+    titles = [", ".join(filter(None, (TITLES[m], units[m]))) for m in metrics]
     row = max(ROW, 0.09 * len(costs) + 0.05)
     figure, panels = lined_figure(labels, titles, num_columns=len(metrics), row=row)
     for metric, axes in zip(metrics, panels, strict=True):
-        for number, (lines, look) in enumerate(zip(costs.values(), LOOKS[1:], strict=False)):
-            shift = (number + 0.5) / len(costs) - 0.5
-            for place, label in enumerate(labels):
-                samples = lines.get(label, {}).get(("cost", metric))
-                if samples:
-                    _draw(axes, place + 0.8 * shift, samples, metric, 0.74 / len(costs), look.color)
+        for number, lines in enumerate(costs.values()):
+            bars = [lines.get(label, {}).get(("cost", metric)) for label in labels]
+            _draw(axes, bars, UNITS[units[metric]], number, len(costs))
         _finish(axes, metric)
     if len(costs) > 1:
-        colors = zip(costs, LOOKS[1:], strict=False)
-        handles = [Patch(color=look.color, label=name) for name, look in colors]
+        handles = [Patch(color=_color(number), label=name) for number, name in enumerate(costs)]
         figure.legend(handles=handles, loc="lower center", ncols=4, borderaxespad=0.1)
     return figure
 
@@ -100,22 +106,35 @@ def _has(costs: Costs, metric: str) -> bool:
     return any(("cost", metric) in s for lines in costs.values() for s in lines.values())
 
 
+def _unit(costs: Costs, metric: str) -> str:
+    """The unit in which parameters are read most easily; other metrics have theirs."""
+    found = [s.get(("cost", metric)) for lines in costs.values() for s in lines.values()]
+    largest = max(mean(samples) for samples in found if samples)
+    fitting = [name for name, unit in UNITS.items() if largest >= unit or not name]
+    return fitting[0] if metric == "params" else ""
+
+
 def _machines(costs: Costs) -> str:
     return f"On {' and on '.join(costs)}."
 
 
 def _draw(
-    axes: Axes, place: float, samples: Samples, metric: str, width: float, color: str
+    axes: Axes, bars: Sequence[Samples | None], unit: float, machine: int, num_machines: int
 ) -> None:
-    unit = 1e6 if metric == "params" else 1.0
-    value, spread = mean(samples) / unit, deviation(samples)
-    error = {"elinewidth": 0.7, "capsize": 1.5, "capthick": 0.7, "ecolor": INK}
-    bars = {"xerr": spread / unit, "error_kw": error} if spread else {}
-    axes.barh(place, value, width, color=color, **bars)
-    end = value + (spread or 0.0) / unit
-    form = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    words = {"va": "center", "fontsize": 5, "textcoords": "offset points", "xytext": (2, 0)}
-    axes.annotate(form, (end, place), **words)
+    """One machine's bars: the methods below each other, the machines side by side in each."""
+    shift, width = 0.8 * ((machine + 0.5) / num_machines - 0.5), 0.74 / num_machines
+    for place, samples in enumerate(bars):
+        if samples:
+            value, spread = mean(samples) / unit, (deviation(samples) or 0.0) / unit
+            axes.barh(place + shift, value, width, color=_color(machine))
+            if spread:
+                axes.errorbar(value, place + shift, xerr=spread, color=INK, **ERROR_BAR)
+            words = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+            axes.annotate(words, (value + spread, place + shift), **BESIDE)
+
+
+def _color(machine: int) -> str:
+    return LOOKS[1 + machine % (len(LOOKS) - 1)].color
 
 
 def _finish(axes: Axes, metric: str) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from density_softmax.report.ablations import penalty_variants
@@ -66,8 +68,9 @@ def embed(z: Tensor, seed: int = 0) -> Array:
     """A place in the plane for each row; the same for the same rows."""
     standard = (z.double() - z.double().mean(0)).numpy()
     perplexity = min(PERPLEXITY, (len(standard) - 1) / 3)
-    model = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1)
-    return np.asarray(model.fit_transform(standard.astype(np.float32)), dtype=np.float64)
+    model = TSNE(perplexity=perplexity, init="pca", random_state=seed)
+    with threadpool_limits(1):  # several threads add up in another order every time
+        return np.asarray(model.fit_transform(standard.astype(np.float32)), dtype=np.float64)
 
 
 def map_figure(maps: Sequence[FeatureMap]) -> Figure:
@@ -99,7 +102,12 @@ def _read(weight: float, run: Run, split: str) -> FeatureMap:
 def _draw(axes: Axes, feature_map: FeatureMap) -> None:
     for number, (color, marker) in enumerate(zip(COLORS, MARKERS, strict=True)):
         x = feature_map.places[feature_map.labels == number]
-        dots = {"marker": marker, "linestyle": "", "markersize": 2.0, "markeredgewidth": 0}
+        dots: dict[str, Any] = {
+            "marker": marker,
+            "linestyle": "",
+            "markersize": 2.0,
+            "markeredgewidth": 0,
+        }
         axes.plot(x[:, 0], x[:, 1], color=color, alpha=0.8, **dots)
     axes.set(xticks=[], yticks=[])
     axes.margins(0.03)

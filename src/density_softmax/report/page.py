@@ -55,8 +55,8 @@ def _lead(runs: Runs) -> str:
     return (
         f"<p>{_count(len(runs.finished), 'run')} of {html.escape(', '.join(methods))} "
         f"with {_count(len(seeds), 'seed')}, recipe {html.escape(', '.join(recipes))}. "
-        "Every figure is a row of rows.csv or follows from the predictions of a run. Beside this page lie tables/ (CSV, LaTeX, text) "
-        "and figures/ (SVG, PDF, PNG).</p>"
+        "Every figure is a row of rows.csv or follows from the predictions of a run. Beside this "
+        "page lie tables/ (CSV, LaTeX, text) and figures/ (SVG, PDF, PNG).</p>"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -63,7 +64,8 @@ def _place(split: str) -> str:
 
 def _draw(axes: Axes, place: int, samples: Samples) -> None:
     values = list(samples.values())
-    dots = {"marker": "o", "linestyle": "", "markersize": 2.2, "markeredgewidth": 0}
+    dots: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": 2.2, "markeredgewidth": 0}
     axes.plot(values, [place] * len(values), color=GREY, alpha=0.6, **dots)
-    spread = {"xerr": deviation(samples) or 0.0, "elinewidth": 0.9, "capsize": 1.8, "capthick": 0.9}
+    spread: dict[str, Any] = {"xerr": deviation(samples) or 0.0, "elinewidth": 0.9}
+    spread |= {"capsize": 1.8, "capthick": 0.9}
     axes.errorbar(mean(samples), place, color=DARK_BLUE, marker="D", markersize=2.6, **spread)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -78,7 +79,7 @@ def _draw(axes: Axes, lines: Sequence[Levels]) -> None:
         places = [severities.index(severity) + shift for severity in levels]
         heights = [mean(samples) for samples in levels.values()]
         spreads = [deviation(samples) or 0.0 for samples in levels.values()]
-        bars = {"elinewidth": 0.7, "capsize": 1.2, "capthick": 0.7}
+        bars: dict[str, Any] = {"elinewidth": 0.7, "capsize": 1.2, "capthick": 0.7}
         axes.errorbar(places, heights, spreads, linewidth=0.8, **bars, **look.line(marks=True))
     axes.set_xticks(range(len(severities)), ["test" if s == 0 else str(s) for s in severities])
     axes.set_xlabel("severity", labelpad=1)

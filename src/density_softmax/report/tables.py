@@ -169,12 +169,13 @@ def fold(table: Table, most_columns: int) -> list[Table]:
     return [
         replace(
             table,
+            title=f"{table.title} ({number} of {len(parts)})" if parts[1:] else table.title,
             columns=tuple(table.columns[n] for n in part),
             lines=tuple(
                 replace(line, cells=tuple(line.cells[n] for n in part)) for line in table.lines
             ),
         )
-        for part in parts
+        for number, part in enumerate(parts, 1)
     ]
 
 
