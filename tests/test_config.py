@@ -273,3 +273,12 @@ def test_a_change_of_kind_is_followed_by_what_differs_from_its_defaults() -> Non
     assert differences(adam, Descent(epochs=1, optimizer=SGD())) == ["optimizer=sgd"]
     found = differences(adam, Descent(epochs=1, optimizer=SGD(lr=0.3)))
     assert found == ["optimizer=sgd", "optimizer.lr=0.3"]
+
+
+def test_a_config_in_place_of_nothing_is_said_by_what_differs_from_its_defaults() -> None:
+    without = DensitySoftmax.Config(head=None)
+    descent = Descent(epochs=3, optimizer=SGD(lr=0.3))
+    with_head = DensitySoftmax.Config(head=descent)
+    (change,) = differences(without, with_head)
+    assert change == 'head={"epochs": 3, "optimizer": {"kind": "sgd", "lr": 0.3}}'
+    assert override(without, change) == with_head

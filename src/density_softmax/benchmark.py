@@ -21,6 +21,7 @@ from density_softmax.engine.evaluate import (
     detection_metrics,
     label_metrics,
     latency_conditions,
+    lipschitz_metrics,
     mean_over_shifts,
 )
 from density_softmax.engine.progress import Bars
@@ -44,6 +45,9 @@ __all__ = [
 ]
 
 Found = dict[str, dict[str, float]]
+
+# In-domain test samples on which the lower bound of the Lipschitz constant is the largest seen.
+LIPSCHITZ_SAMPLES = 256
 
 # File systems allow 255 bytes; a variant may be longer.
 LONGEST_NAME = 150
@@ -143,18 +147,30 @@ def choose_member(recipe: Recipe, seed: int, out: Path, number: int) -> tuple[Re
 
 
 def evaluate(
-    path: Path, *, shifts: tuple[str, ...] = (), ood: tuple[str, ...] = (), progress: bool = True
+    path: Path,
+    *,
+    shifts: tuple[str, ...] = (),
+    ood: tuple[str, ...] = (),
+    lipschitz: bool = False,
+    progress: bool = True,
 ) -> list[Row]:
     """Evaluate a finished run again, on other sets if any are named; returns and keeps its rows.
 
-    Rows of splits that are not evaluated this time, and of training, stay.
+    Rows of splits that are not evaluated this time, and of training, stay. Bounds of the
+    encoder's Lipschitz constant are computed only if asked for: large networks take minutes.
     """
     directory = RunDirectory(path)
     recipe, seed, method = load_run(path)
     recipe = with_sets(recipe, shifts, ood)
     fabric = start(recipe.engine)
     fabric.to_device(method)
-    found = measure(fabric, recipe, method, recipe.load_data(seed), directory, progress)
+    data = recipe.load_data(seed)
+    found = measure(fabric, recipe, method, data, directory, progress)
+    if lipschitz:
+        inputs = data.splits[0].source
+        few = list(range(min(LIPSCHITZ_SAMPLES, len(inputs))))
+        batch = next(inputs.read([few], fabric.device))
+        found["cost"] |= lipschitz_metrics(method.encoder, batch.x)
     rows = as_rows(directory.identity(), found)
     new = {(row.split, row.metric) for row in rows}
     rows = [row for row in directory.rows() if (row.split, row.metric) not in new] + rows

@@ -50,7 +50,9 @@ def test_train_writes_a_complete_run_directory(run_directory):
         "iid",
         "cluster",
         "grid",
+        "train",
     }
+    assert [file.name for file in (run_directory / "features").glob("*.*")] == ["iid.safetensors"]
 
 
 def test_evaluate_repeats_what_training_reported(run_directory, monkeypatch):
@@ -63,6 +65,12 @@ def test_evaluate_repeats_what_training_reported(run_directory, monkeypatch):
             assert after[row[:-1]] == row.value
 
 
+def test_evaluate_bounds_the_lipschitz_constant_if_asked(run_directory, monkeypatch):
+    assert call(monkeypatch, "evaluate", run_directory, "--lipschitz") == 0
+    rows = {row.metric: row.value for row in read_rows(run_directory / "rows.csv")}
+    assert 0 < rows["lipschitz_lower"] <= rows["lipschitz_upper"]
+
+
 def test_report_makes_a_page_from_a_run(run_directory, monkeypatch, tmp_path, capsys):
     assert call(monkeypatch, "report", run_directory, "--out", tmp_path / "report") == 0
     assert str(tmp_path / "report" / "index.html") in capsys.readouterr().out
@@ -71,12 +79,13 @@ def test_report_makes_a_page_from_a_run(run_directory, monkeypatch, tmp_path, ca
     ).read_text()
 
 
-@pytest.mark.parametrize("what", ["methods", "recipes", "datasets", "metrics"])
+@pytest.mark.parametrize("what", ["methods", "recipes", "ablations", "datasets", "metrics"])
 def test_list_names_what_there_is(what, monkeypatch, capsys):
     assert call(monkeypatch, "list", what) == 0
     known = {
         "methods": "density_softmax",
         "recipes": "toy",
+        "ablations": "lambda",
         "datasets": "cifar10",
         "metrics": "ece",
     }

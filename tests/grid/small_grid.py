@@ -109,4 +109,4 @@ def steps(limit: float = float("inf")) -> Iterator[list[int]]:
 
 
 # So many epochs that there is a checkpoint to be killed after, and time left to do it.
-LONG = ("deterministic.descent.epochs=300", "engine.checkpoint_seconds=0.0")
+LONG = ("deterministic.descent.epochs=60", "engine.checkpoint_seconds=0.0")

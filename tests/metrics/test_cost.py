@@ -5,7 +5,13 @@ import pytest
 import torch
 from torch import nn
 
-from density_softmax.metrics import Latency, interleaved_latency, latency_ratio, num_parameters
+from density_softmax.metrics import (
+    Latency,
+    interleaved_latency,
+    latency_ratio,
+    latency_spread,
+    num_parameters,
+)
 from density_softmax.metrics import cost as cost_module
 
 
@@ -98,6 +104,14 @@ def test_ratio_pairs_the_times_of_one_round() -> None:
     latencies = {"a": Latency((1.0, 10.0, 100.0)), "b": Latency((4.0, 20.0, 100.0))}
     assert latency_ratio(latencies, "a") == {"a": 1.0, "b": 2.0}
     assert latency_ratio(latencies, "b") == {"a": 0.5, "b": 1.0}
+
+
+def test_spread_is_the_interquartile_range_of_the_ratios_of_rounds() -> None:
+    reference = Latency((1.0, 10.0, 100.0, 2.0, 1.0))
+    ratios = (1.0, 2.0, 3.0, 5.0, 90.0)
+    pairs = zip(ratios, reference.rounds, strict=True)
+    other = Latency(tuple(ratio * seconds for ratio, seconds in pairs))
+    assert latency_spread({"a": reference, "b": other}, "a") == {"a": 0.0, "b": 3.0}
 
 
 def test_clock_is_read_after_cuda_has_finished(

@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -6,14 +7,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from density_softmax.data.toy import grid
 from density_softmax.engine.checkpoint import Epoch
+from density_softmax.engine.evaluate import detection_metrics, label_metrics, mean_over_shifts
 from density_softmax.engine.run_directory import RunDirectory
+from density_softmax.report import figures as figures_of_report
 from density_softmax.report import write_report
+from density_softmax.report.style import Picture
 from density_softmax.types import Prediction, Row
 
 MakeRun = Callable[..., Path]
+CORRUPTED = {"fog": (1, 2, 3), "glass_blur": (1, 2, 3)}
+METHOD_CONFIGS: dict[str, dict[str, Any]] = {
+    "density_softmax": {
+        "penalty": {"kind": "frobenius", "weight": 0.001},
+        "scale": {"kind": "quantile"},
+        "head": None,
+    },
+    "constant_temperature": {"penalty": {"kind": "frobenius", "weight": 0.001}},
+}
 
 
 def identity(method: str, variant: str, seed: int, shape: str) -> dict[str, Any]:
@@ -65,6 +79,74 @@ def make_run(
         found = figures(method, seed).items()
         run.save_rows([Row("toy", method, variant, seed, *key, value) for key, value in found])
     return run.path
+
+
+def prediction(num_samples: int, error: float, seed: int) -> tuple[Prediction, torch.Tensor]:
+    """Four classes; the higher the error, the less labels and predictions have in common."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(4, (num_samples,), generator=generator)
+    logits = torch.randn(num_samples, 4, generator=generator)
+    logits[torch.arange(num_samples), labels] += 2 / error
+    probs = logits.softmax(1)
+    epistemic = error * 10 + torch.randn(num_samples, generator=generator)
+    return Prediction(probs, torch.zeros(num_samples), epistemic), labels
+
+
+def make_image_run(
+    root: Path,
+    method: str = "deterministic",
+    variant: str = "default",
+    seed: int = 0,
+    config: dict[str, Any] | None = None,
+    error: float = 1.0,
+    name: str = "pictures",
+) -> Path:
+    """A run on images with a corrupted, a shifted and an OOD set, its rows computed from them."""
+    run = RunDirectory(root / f"run{len(list(root.glob('run*')))}")
+    made = {"kind": method, **METHOD_CONFIGS.get(method, {}), **(config or {})}
+    data = {"kind": "images", "train": "pictures"}
+    recipe = {"name": name, "data": data, "encoder": {}, "method": made, "engine": {}}
+    run.claim({"recipe": recipe, "variant": variant, "seed": seed}, resume=False)
+    splits = {"iid": 1.0, "set.1": 1.5}
+    splits |= {f"set-c/{k}/{n}": 1 + n / 2 for k, levels in CORRUPTED.items() for n in levels}
+    found, inside = {}, None
+    for number, (split, factor) in enumerate({**splits, "other": 4.0, "train": 0.8}.items()):
+        predicted, labels = prediction(90, error * factor, 100 * seed + number)
+        run.save_prediction(split, predicted, labels)
+        inside = predicted if inside is None else inside
+        if split in splits:
+            found[split] = label_metrics(predicted, labels)
+        elif split == "other":
+            found[split] = detection_metrics(inside, predicted)
+    found["cost"] = {"params": 5e6, "latency_ratio:1": 1 + seed / 9, "latency_ratio:32": 2.0}
+    found["cost"] |= {"train_seconds:train": 10.0, "train_seconds:head": 2.0 + seed}
+    found |= mean_over_shifts(found)
+    rows = [(split, m, value) for split, values in found.items() for m, value in values.items()]
+    run.save_rows([Row(name, method, variant, seed, *row) for row in rows])
+    if "head" in made:
+        run.save_features("iid", torch.randn(40, 6) + predicted.probs[:40, :1], labels[:40])
+    return run.path
+
+
+@pytest.fixture
+def make_images(tmp_path: Path) -> MakeRun:
+    """Makes run directories on images under `tmp_path / "runs"`."""
+    return partial(make_image_run, tmp_path / "runs")
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Figures are made but not written, which would take seconds; the list has all of them."""
+    made: list[Figure] = []
+
+    def keep(figure: Figure, file: Path, title: str, caption: str) -> Picture:
+        made.append(figure)
+        return Picture(file, title, caption, b"", figure.get_size_inches()[0])
+
+    for writers in figures_of_report.FIGURES.values():
+        for write in writers:
+            monkeypatch.setattr(sys.modules[write.__module__], "save_figure", keep)
+    return made
 
 
 @pytest.fixture

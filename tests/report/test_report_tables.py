@@ -125,8 +125,8 @@ def test_each_role_has_its_table() -> None:
         "toy: shifted set cifar10.1": "shift",
         "toy: detection of svhn as out-of-distribution (OOD)": "ood",
         "toy: NLL on each shift of cifar10-c": "each shift",
-        "toy: cost of prediction": "cost",
-        "toy: cost of training": "training",
+        "toy: cost of prediction and of training": "cost",
+        "toy: cost of training by stage": "training",
     }
     assert len({table.name for table in build_tables(found)}) == len(titles)
 

@@ -95,7 +95,8 @@ def test_each_shape_has_its_figure(
     make()
     make(variant="data.shape=two_ovals", shape="two_ovals")
     monkeypatch.setattr(surfaces, "MEASURES", {"entropy": MEASURES["entropy"]})
-    pictures = write_surfaces(find_runs([tmp_path]).finished, tmp_path)
+    with paper_style():
+        pictures = write_surfaces(find_runs([tmp_path]).finished, tmp_path)
     assert [picture.file.name for picture in pictures] == ["two_moons-entropy", "two_ovals-entropy"]
     for picture in pictures:
         with Image.open(f"{picture.file}.png") as image:

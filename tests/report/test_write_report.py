@@ -44,7 +44,7 @@ def test_the_page_is_well_formed_and_complete(report: Path) -> None:
     text = report.read_text(encoding="utf-8")
     page = Page(text)
     assert text.startswith("<!DOCTYPE html>")
-    for section in ("Results", "Surfaces", "Training curves", "How it was run"):
+    for section in ("Results", "Surfaces", "Seeds", "Training curves", "How it was run"):
         assert section in page.words
     for method in ("ERM", "Density-Softmax", "Density-Softmax (name=<b>&amp;)"):
         assert method in page.words
@@ -68,7 +68,7 @@ def test_the_page_needs_nothing_else(report: Path) -> None:
 
 def test_figures_have_words_for_those_who_cannot_see_them(report: Path) -> None:
     images = [a for tag, a in Page(report.read_text(encoding="utf-8")).tags if tag == "img"]
-    assert len(images) == 3 + 1
+    assert len(images) == 3 + 1 + 1
     assert all(image["alt"] for image in images)
 
 
@@ -117,7 +117,8 @@ def test_each_table_is_written_as_csv_latex_and_text(report: Path) -> None:
 
 
 def test_each_figure_is_written_for_print_and_screen(report: Path) -> None:
-    names = ("two_moons-variance", "two_moons-entropy", "two_moons-margin", "toy-curves")
+    names = [f"two_moons-{name}" for name in ("variance", "entropy", "margin")]
+    names += ["toy-curves", "toy-seeds"]
     expected = {f"{name}.{ending}" for name in names for ending in ("svg", "pdf", "png")}
     assert {file.name for file in (report.parent / "figures").iterdir()} == expected
 

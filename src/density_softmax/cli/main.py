@@ -178,12 +178,15 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="A finished run directory.")],
     shift: Annotated[list[str] | None, typer.Option(help="A shifted set; repeatable.")] = None,
     ood: Annotated[list[str] | None, typer.Option(help="An OOD set; repeatable.")] = None,
+    lipschitz: Annotated[
+        bool, typer.Option("--lipschitz", help="Also bound the encoder's Lipschitz constant.")
+    ] = False,
 ) -> None:
     """Evaluate a finished run again, on the sets of its recipe or on others."""
     from density_softmax.benchmark import evaluate
     from density_softmax.report import run_summary
 
-    rows = evaluate(run, shifts=tuple(shift or ()), ood=tuple(ood or ()))
+    rows = evaluate(run, shifts=tuple(shift or ()), ood=tuple(ood or ()), lipschitz=lipschitz)
     console.print(run_summary(rows))
 
 

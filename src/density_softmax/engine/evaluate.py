@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from density_softmax import metrics
 from density_softmax.engine.runtime import name_device
 from density_softmax.methods.base import Method
+from density_softmax.nn.lipschitz import lower_bound, upper_bound
 from density_softmax.types import Prediction
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "label_metrics",
     "latency_conditions",
     "latency_metrics",
+    "lipschitz_metrics",
     "mean_over_shifts",
 ]
 
@@ -51,6 +53,8 @@ METRICS = {
     "aupr:SCORE": "average precision of the same, out-of-distribution positive",
     "fpr95:SCORE": "share of in-domain samples flagged when 95 % of the others are",
     "params": "number of parameters",
+    "lipschitz_lower": "largest norm of the encoder's Jacobian on test data; evaluate --lipschitz",
+    "lipschitz_upper": "a Lipschitz constant of the encoder by AutoLip and SeqLip; the same",
     "latency_ratio:BATCH": "time of a forward pass relative to the plain softmax classifier",
     "latency_spread:BATCH": "interquartile range of that ratio over the rounds of measurement",
     "train_seconds:STAGE": "seconds that a stage of training took",
@@ -87,6 +91,15 @@ def mean_over_shifts(found: Mapping[str, Mapping[str, float]]) -> dict[str, dict
     return {
         name: {f"c{key}": sum(v[key] for v in members) / len(members) for key in members[0]}
         for name, members in sets.items()
+    }
+
+
+def lipschitz_metrics(encoder: nn.Module, x: Tensor) -> dict[str, float]:
+    """Between what the Lipschitz constant of an encoder lies: seen on `x`, and proved."""
+    shape = tuple(x.shape[1:])
+    return {
+        "lipschitz_lower": lower_bound(encoder, x),
+        "lipschitz_upper": upper_bound(encoder, shape),
     }
 
 

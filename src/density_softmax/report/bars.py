@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from density_softmax.report.names import break_lines
-from density_softmax.report.panels import LETTER, LINE, RIGHT, TITLE_GAP, tidy
+from density_softmax.report.panels import LETTER, LINE, RIGHT, TITLE_GAP, shorten, tidy
 from density_softmax.report.style import PAGE, add_axes, new_figure
 
 __all__ = ["lined_figure"]
@@ -21,7 +20,7 @@ def lined_figure(
     labels: Sequence[str], titles: Sequence[str], num_columns: int, *, row: float = ROW
 ) -> tuple[Figure, list[Axes]]:
     """Panels whose vertical axes have the labels in common, the first label uppermost."""
-    shown = ["\n".join(break_lines(label, MOST_LETTERS)[:2]) for label in labels]
+    shown = ["\n".join(shorten(label, MOST_LETTERS, 2)) for label in labels]
     left = 0.12 + LETTER * max(len(line) for label in shown for line in label.split("\n"))
     inner = (PAGE - left - (num_columns - 1) * 0.14 - RIGHT) / num_columns
     row = max(row, LINE * max(label.count("\n") + 1 for label in shown) + 0.03)
