@@ -34,13 +34,15 @@ ENCODERS = {
 }
 CONFIGS = {
     "frobenius": FrobeniusPenalty.Config(weight=1.0, exact_below=100),
-    "spectral": SpectralPenalty.Config(weight=1.0, iterations=200),
+    "spectral": SpectralPenalty.Config(weight=1.0, exact_below=0, iterations=200),
+    "spectral, exact": SpectralPenalty.Config(weight=1.0, exact_below=99),
     "sum": SumPenalty.Config(weight=1.0),
 }
 PROJECTED = FrobeniusPenalty.Config(weight=1.0, exact_below=0)
 NORMS = {
     "frobenius": lambda jac: torch.linalg.norm(jac.flatten()),
     "spectral": lambda jac: torch.linalg.matrix_norm(jac, ord=2),
+    "spectral, exact": lambda jac: torch.linalg.matrix_norm(jac, ord=2),
     "sum": lambda jac: jac.sum(0).norm(),
 }
 

@@ -8,7 +8,7 @@ from density_softmax.recipes import RECIPES
 from density_softmax.report.names import METHODS, method_name
 from density_softmax.report.paper import paper_penalties, paper_results, paper_value
 from density_softmax.report.rendering import as_csv, as_html, as_latex, as_text
-from density_softmax.report.tables import Table, build_tables
+from density_softmax.report.tables import Table, build_tables, fold
 from density_softmax.types import Row
 
 FIGURES = list(
@@ -142,3 +142,14 @@ def test_what_is_quoted_is_never_bold_and_can_be_told_from_ours() -> None:
     assert '<td class="quoted" data-value="0.159">' in as_html(table)
     assert "paper" in as_text(table)
     assert "& paper" in as_latex(table)
+
+
+@pytest.mark.parametrize("most_columns", [2, 3, 8, 100])
+def test_a_folded_table_is_whole_and_keeps_the_paper_beside_ours(most_columns: int) -> None:
+    table = results("cifar100")
+    parts = fold(table, most_columns)
+    assert tuple(column for part in parts for column in part.columns) == table.columns
+    assert tuple(cell for p in parts for cell in p.lines[0].cells) == table.lines[0].cells
+    for part in parts:
+        assert len(part.columns) <= most_columns
+        assert not part.columns[0].quoted

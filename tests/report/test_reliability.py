@@ -81,6 +81,8 @@ def test_density_softmax_is_drawn_beside_itself_without_its_density(
     make_images("density_softmax", "scale=constant", config={"scale": {"kind": "constant"}})
     pictures = write_reliability(find_runs([tmp_path]).finished, tmp_path)
     pairs = [p for p in pictures if "without the density" in p.title]
+    stems = [picture.file.name for picture in pictures]
+    assert len(stems) == len(set(stems)) == 2 * len(pairs)
     assert [p.file.name for p in pairs] == [
         f"pictures-density_softmax-density-reliability-{split}"
         for split in ("iid", "set.1", "set-c-glass_blur-3")

@@ -70,6 +70,7 @@ def test_broken_lines_keep_every_letter(num_letters: int) -> None:
 def test_lines_break_where_words_do() -> None:
     assert break_lines("Natural Posterior Network", 18) == ["Natural Posterior", "Network"]
     assert break_lines("(density=gaussian_mixture)", 18) == ["(density=gaussian_", "mixture)"]
+    assert break_lines("(penalty.weight=1.25)", 18) == ["(penalty.weight=", "1.25)"]
 
 
 def test_file_stems_stay_in_their_folder() -> None:

@@ -103,16 +103,17 @@ def test_the_command_sets_what_the_variant_names(variant: str, assignments: list
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("name", "changes"),
     [
-        [],
-        ["method.scale=max"],
-        ["method.head=null", "data.shape=two_ovals", "encoder.depth=2"],
-        ["method.representation.epochs=3", "engine.precision=bf16-mixed"],
+        ("toy", []),
+        ("toy", ["method.scale=max"]),
+        ("toy", ["method.head=null", "data.shape=two_ovals", "encoder.depth=2"]),
+        ("toy", ["method.representation.epochs=3", "engine.precision=bf16-mixed"]),
+        ("digits", ["method.penalty=none", 'method.head={"epochs": 2}', "method.energy=true"]),
     ],
 )
-def test_the_command_rebuilds_the_recipe(changes: list[str]) -> None:
-    default = get_recipe("toy", "density_softmax")
+def test_the_command_rebuilds_the_recipe(name: str, changes: list[str]) -> None:
+    default = get_recipe(name, "density_softmax")
     recipe = default
     for change in changes:
         recipe = override(recipe, change)

@@ -86,6 +86,7 @@ def _time(runs: Sequence[Cell], out: Path, board: Board, engine: Engine, view: G
     state: State = "done" if have_met(paths) else "waiting"
     board.add(Entry(job, LATENCY, f"seed {runs[0].seed}", state=state))
     execute(board, engine, view)
-    for cell in runs:
-        if cell.path not in paths and have_met(paths):
-            drop_latencies(cell.path)
+    if have_met(paths):
+        for cell in runs:
+            if cell.path not in paths:
+                drop_latencies(cell.path)

@@ -212,8 +212,9 @@ class FrobeniusPenalty(JacobianPenalty):
 
 @final
 class SpectralPenalty(JacobianPenalty):
-    """‖J‖₂, the largest singular value, by power iteration: the norm of the paper's Eq. 4.
+    """‖J‖₂, the largest singular value: the norm of the paper's Eq. 4.
 
+    Inputs of few coordinates: exact, from the columns of J one by one. Others: power iteration,
     u ← Jv, v ← Jᵀu, both without a graph; then ‖Jᵀu‖ for the last unit vector u, with one. At
     convergence its gradient is that of the singular value, since u is a maximum. Before, it is
     too small, never too large: three iterations reach 93 % on an untrained WRN-16-2.
@@ -221,12 +222,14 @@ class SpectralPenalty(JacobianPenalty):
 
     @dataclass(frozen=True)
     class Config(PenaltyOptions, PenaltyConfig, kind="spectral"):
-        """A few iterations from a random start.
+        """Exact on small inputs, elsewhere a few iterations from a random start.
 
         Attributes:
+            exact_below: exact where the input has fewer coordinates than this.
             iterations: products with J; each but the first costs two thirds of a step of ERM.
         """
 
+        exact_below: int = 16
         iterations: int = 3
 
         def __post_init__(self) -> None:
@@ -242,7 +245,10 @@ class SpectralPenalty(JacobianPenalty):
         super().__init__(self.config)
 
     def norm(self, f: Linearization) -> Tensor:
-        """‖Jᵀu‖ with u the left singular vector as far as it is known."""
+        """√ of the largest eigenvalue of JᵀJ, or ‖Jᵀu‖ with u the left singular vector so far."""
+        if math.prod(f.x.shape[1:]) < self.config.exact_below:
+            J = torch.stack(_columns(f), dim=-1)
+            return _root(torch.linalg.eigvalsh(J.mT @ J)[:, -1])
         u = left_singular_vectors(f, self.config.iterations)
         return _root(_squares(f.pull(u, create_graph=True)))
 
@@ -271,10 +277,15 @@ class SumPenalty(JacobianPenalty):
 
 
 def _squares_of_columns(f: Linearization) -> Tensor:
-    """Σ_i ‖J e_i‖², one product per coordinate of the input."""
+    """Σ_i ‖J e_i‖²."""
+    return torch.stack([_squares(column) for column in _columns(f)]).sum(0)
+
+
+def _columns(f: Linearization) -> list[Tensor]:
+    """J e_i of each sample, flat, one product per coordinate of the input."""
     basis = torch.eye(math.prod(f.x.shape[1:]), dtype=f.x.dtype, device=f.x.device)
-    columns = [e.view(1, *f.x.shape[1:]).expand_as(f.x) for e in basis]
-    return torch.stack([_squares(f.push(e, create_graph=True)) for e in columns]).sum(0)
+    directions = (e.view(1, *f.x.shape[1:]).expand_as(f.x) for e in basis)
+    return [f.push(e, create_graph=True).flatten(1) for e in directions]
 
 
 def _projected_squares(f: Linearization, num_projections: int) -> Tensor:

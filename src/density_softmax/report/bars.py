@@ -7,23 +7,24 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from density_softmax.report.panels import LETTER, LINE, RIGHT, TITLE_GAP, shorten, tidy
+from density_softmax.report.panels import LETTER, LINE, RIGHT, TITLE_GAP, tidy
 from density_softmax.report.style import PAGE, add_axes, new_figure
 
 __all__ = ["lined_figure"]
 
-# Room for one method, for what is below the panels, and letters of a label in one line.
-ROW, BELOW, MOST_LETTERS = 0.15, 0.34, 34
+# Room for one method, for what is below the panels, and letters of a label.
+ROW, BELOW, MOST_LETTERS = 0.15, 0.34, 40
 
 
 def lined_figure(
     labels: Sequence[str], titles: Sequence[str], num_columns: int, *, row: float = ROW
 ) -> tuple[Figure, list[Axes]]:
     """Panels whose vertical axes have the labels in common, the first label uppermost."""
-    shown = ["\n".join(shorten(label, MOST_LETTERS, 2)) for label in labels]
-    left = 0.12 + LETTER * max(len(line) for label in shown for line in label.split("\n"))
+    shown = [
+        label if len(label) <= MOST_LETTERS else f"{label[:MOST_LETTERS]}…" for label in labels
+    ]
+    left = 0.12 + LETTER * max(map(len, shown))
     inner = (PAGE - left - (num_columns - 1) * 0.14 - RIGHT) / num_columns
-    row = max(row, LINE * max(label.count("\n") + 1 for label in shown) + 0.03)
     height = row * len(labels) + 0.06
     row_height = LINE + TITLE_GAP + height + BELOW
     num_rows = -(-len(titles) // num_columns)

@@ -58,7 +58,7 @@ def write_costs(runs: Sequence[Run], folder: Path) -> list[Picture]:
     """For each recipe and data: storage and latency, and training beside prediction."""
     pictures = []
     for setting, members in by_setting(runs).items():
-        costs = _by_machine(members)
+        costs, labels = _by_machine(members), list(samples_by_line(rows_of(members)))
         for name, metrics, title, caption in (
             ("cost", PREDICTION, "Storage and latency", CAPTION),
             ("training-cost", BOTH, "Cost of training and of prediction", CAPTION + TRAINING),
@@ -66,7 +66,7 @@ def write_costs(runs: Sequence[Run], folder: Path) -> list[Picture]:
             if all(_has(costs, metric) for metric in metrics):
                 file = folder / file_stem(setting, name)
                 words = f"{title}: {setting}", f"{caption} {_machines(costs)}".strip()
-                pictures.append(save_figure(cost_figure(costs, metrics), file, *words))
+                pictures.append(save_figure(cost_figure(costs, labels, metrics), file, *words))
     return pictures
 
 
@@ -77,9 +77,8 @@ def machine_of(run: Run) -> str:
     return str(environment.get("latency device", devices[0]))
 
 
-def cost_figure(costs: Costs, metrics: Sequence[str]) -> Figure:
-    """A panel for each metric, a bar for each method and machine."""
-    labels = list(dict.fromkeys(label for lines in costs.values() for label in lines))
+def cost_figure(costs: Costs, labels: Sequence[str], metrics: Sequence[str]) -> Figure:
+    """A panel for each metric, a bar for each label and machine."""
     units = {metric: _unit(costs, metric) for metric in metrics}
     titles = [", ".join(filter(None, (TITLES[m], units[m]))) for m in metrics]
     row = max(ROW, 0.09 * len(costs) + 0.05)

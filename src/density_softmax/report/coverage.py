@@ -45,7 +45,7 @@ def write_coverage(runs: Sequence[Run], folder: Path) -> list[Picture]:
     """For each recipe and data a figure of all methods, in-domain and shifted."""
     pictures = []
     for setting, members in by_setting(runs).items():
-        chosen = [run for run in first_seeds(members) if run.predicted("iid")]
+        chosen = first_seeds(members, "iid")
         if chosen:
             splits = ["iid", *find_splits(rows_of(members)).shown_shifts()][:MOST_PANELS]
             file = folder / file_stem(setting, "risk-coverage")

@@ -41,11 +41,12 @@ class StageCurves:
 def write_curves(runs: Sequence[Run], folder: Path) -> list[Picture]:
     """Draw the stages of the first seed of each method: a figure for each recipe and data."""
     pictures = []
-    for setting, members in by_setting(first_seeds(runs)).items():
-        stages = [stage for run in members for stage in read_curves(run)]
+    for setting, members in by_setting(runs).items():
+        chosen = first_seeds([run for run in members if read_curves(run)])
+        stages = [stage for run in chosen for stage in read_curves(run)]
         if stages:
             file = folder / file_stem(setting, "curves")
-            words = f"Training curves: {setting}", _caption(members)
+            words = f"Training curves: {setting}", _caption(chosen)
             pictures.append(save_figure(curve_figure(stages), file, *words))
     return pictures
 

@@ -37,7 +37,7 @@ def write_entropies(runs: Sequence[Run], folder: Path) -> list[Picture]:
     """A figure for each out-of-domain set, or one where there is none, and one of all methods."""
     pictures = []
     for setting, members in by_setting(runs).items():
-        chosen = [run for run in first_seeds(members) if run.predicted("iid")]
+        chosen = first_seeds(members, "iid")
         splits = find_splits(rows_of(members))
         for outside in splits.ood or ("",) if chosen else ():
             shown = _shown(splits.shown_shifts()[:1], outside)

@@ -49,18 +49,17 @@ class FeatureMap:
 def write_feature_maps(runs: Sequence[Run], folder: Path) -> list[Picture]:
     """For each method with and without penalty a figure: a row for each split, λ growing."""
     pictures = []
-    for setting, members in by_setting(first_seeds(runs)).items():
-        for method, variants in penalty_variants(members).items():
-            kept = {split for run in variants.values() for split in _splits(run)}
-            for split in sorted(kept, key=lambda name: (name != "iid", name)):
-                chosen = {w: run for w, run in variants.items() if split in _splits(run)}
-                if len(chosen) > 1:
-                    file = folder / file_stem(setting, method, "features", split)
-                    maps = [_read(weight, run, split) for weight, run in chosen.items()]
-                    place = "in-domain" if split == "iid" else shift_name(split)
-                    title = f"Features with and without penalty, {place}: {setting}"
-                    caption = f"{CAPTION} {seeds_of(list(chosen.values()))}"
-                    pictures.append(save_figure(map_figure(maps), file, title, caption))
+    for setting, members in by_setting(runs).items():
+        kept = {split for run in members for split in _splits(run)}
+        for split in sorted(kept, key=lambda name: (name != "iid", name)):
+            chosen = first_seeds([run for run in members if split in _splits(run)])
+            for method, variants in penalty_variants(chosen).items():
+                maps = [_read(weight, run, split) for weight, run in variants.items()]
+                file = folder / file_stem(setting, method, "features", split)
+                place = "in-domain" if split == "iid" else shift_name(split)
+                title = f"Features with and without penalty, {place}: {setting}"
+                caption = f"{CAPTION} {seeds_of(list(variants.values()))}"
+                pictures.append(save_figure(map_figure(maps), file, title, caption))
     return pictures
 
 

@@ -42,7 +42,7 @@ def write_likelihoods(runs: Sequence[Run], folder: Path) -> list[Picture]:
     """For each recipe and data the methods that have a density, by levels of each shift."""
     pictures = []
     for setting, members in by_setting(runs).items():
-        chosen = [r for r in first_seeds(members) if r.method in DENSITIES and r.predicted("iid")]
+        chosen = [run for run in first_seeds(members, "iid") if run.method in DENSITIES]
         for name, groups in find_groups(find_splits(rows_of(members))).items() if chosen else ():
             file = folder / file_stem(setting, "likelihood", name)
             words = f"Log density, {name}: {setting}", f"{CAPTION} {seeds_of(chosen)}"

@@ -127,11 +127,14 @@ def file_stem(*words: str) -> str:
 
 
 def break_lines(label: str, num_letters: int) -> list[str]:
-    """A label in lines of at most so many letters; long words break after `=`, `.` and `_`."""
+    """A label in lines of at most so many letters; long words break after `=`, `.` and `_`.
+
+    A point inside a number does not break it.
+    """
     pieces: list[str] = []
     for word in re.findall(r"\S+ ?", label):
         fits = len(word.rstrip()) <= num_letters
-        pieces += [word] if fits else re.findall(r"[^=._]*[=._]?", word)
+        pieces += [word] if fits else re.findall(r"(?:[^=._]|(?<=\d)\.(?=\d))*[=._]?", word)
     lines = [""]
     for piece in pieces:
         if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > num_letters:

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from density_softmax.report.names import break_lines
 from density_softmax.report.style import COLUMN, LOOKS, PAGE, Look, add_axes, new_figure
 
-__all__ = ["Blocks", "Panels", "block_figure", "panel_figure", "shorten", "tidy"]
+__all__ = ["Blocks", "Panels", "block_figure", "panel_figure", "tidy"]
 
 # Inches of a line of text and of a letter.
 LINE, LETTER = 0.108, 0.056
@@ -76,7 +76,7 @@ def panel_figure(
     inner = (width - left - RIGHT - (num_columns - 1) * gap) / num_columns
     height = inner if height is None else height
     num_letters = int((inner + min(gap / 2, RIGHT)) / LETTER)
-    broken = [shorten(title, num_letters, MOST_TITLE_LINES) for title in titles]
+    broken = [_shorten(title, num_letters) for title in titles]
     rows = [broken[n : n + num_columns] for n in range(0, len(broken), num_columns)]
     heads = [LINE * max(map(len, row)) + TITLE_GAP for row in rows]
     full = sum(heads) + len(rows) * height + (len(rows) - 1) * row_gap + foot
@@ -132,19 +132,19 @@ def block_figure(
     return Blocks(figure, tuple(blocks))
 
 
-def shorten(label: str, num_letters: int, most_lines: int) -> list[str]:
-    """A label in so many lines at most; dots stand for the rest."""
-    lines = break_lines(label, num_letters)
-    if len(lines) <= most_lines:
-        return lines
-    return [*lines[: most_lines - 1], f"{lines[most_lines - 1][: num_letters - 1]}…"]
-
-
 def tidy(axes: Axes, *, grid: str = "both") -> None:
     """A light grid and no frame above and to the right."""
     axes.grid(axis=grid, linewidth=0.3, alpha=0.5)  # type: ignore[arg-type]
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _shorten(label: str, num_letters: int) -> list[str]:
+    """A label in lines; dots stand for what would be too many."""
+    lines, last = break_lines(label, num_letters), MOST_TITLE_LINES - 1
+    if len(lines) <= MOST_TITLE_LINES:
+        return lines
+    return [*lines[:last], f"{lines[last][: num_letters - 1]}…"]
 
 
 def _legend_shape(labels: Sequence[str], width: float) -> tuple[int, float]:

@@ -57,17 +57,12 @@ def write_reliability(runs: Sequence[Run], folder: Path) -> list[Picture]:
     """For each recipe and data: all methods in-domain and shifted; with and without density."""
     pictures = []
     for setting, members in by_setting(runs).items():
-        chosen = first_seeds(members)
-        shifts = find_splits(rows_of(members)).shown_shifts()
-        for split in ["iid", *shifts]:
-            drawn = [run for run in chosen if run.predicted(split)]
-            pictures += _write(drawn, split, folder / file_stem(setting, "reliability", split))
-        for method, pair in without_density(chosen).items():
-            for split in ["iid", *shifts]:
-                drawn = [run for run in pair if run.predicted(split)]
-                if len(drawn) == 2:
-                    file = folder / file_stem(setting, method, "density", "reliability", split)
-                    pictures += _write(drawn, split, file, "with and without the density, ")
+        for split in ["iid", *find_splits(rows_of(members)).shown_shifts()]:
+            chosen = first_seeds(members, split)
+            pictures += _write(chosen, split, folder / file_stem(setting, "reliability", split))
+            for method, pair in without_density(chosen).items():
+                file = folder / file_stem(setting, method, "density", "reliability", split)
+                pictures += _write(pair, split, file, "with and without the density, ")
     return pictures
 
 

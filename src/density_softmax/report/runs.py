@@ -142,10 +142,13 @@ def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return settings
 
 
-def first_seeds(runs: Sequence[Run]) -> list[Run]:
-    """The run with the lowest seed of each recipe, method and variant."""
+def first_seeds(runs: Sequence[Run], split: str | None = None) -> list[Run]:
+    """The run with the lowest seed of each recipe, method and variant.
+
+    With a split, of those runs that kept their predictions of it.
+    """
     chosen: dict[tuple[str, ...], Run] = {}
-    for run in runs:
+    for run in (run for run in runs if split is None or run.predicted(split)):
         best = chosen.setdefault(run.key[:3], run)
         chosen[run.key[:3]] = min(best, run, key=lambda each: each.seed)
     return list(chosen.values())

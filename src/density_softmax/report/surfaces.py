@@ -62,8 +62,8 @@ def write_surfaces(runs: Sequence[Run], folder: Path) -> list[Picture]:
 def _by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs to draw, by a name for their data."""
     groups: dict[str, list[Run]] = {}
-    for run in first_seeds(runs):
-        if run.data.get("kind") == "toy" and run.predicted("grid"):
+    for run in first_seeds(runs, "grid"):
+        if run.data.get("kind") == "toy":
             groups.setdefault(json.dumps(run.data, sort_keys=True), []).append(run)
     named: dict[str, list[Run]] = {}
     for members in groups.values():

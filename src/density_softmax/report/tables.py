@@ -164,19 +164,25 @@ def build_table(
 
 
 def fold(table: Table, most_columns: int) -> list[Table]:
-    """The table in parts that are not wider than so many columns, for a terminal."""
-    parts = divide(range(len(table.columns)), most_columns)
+    """The table in parts of at most so many columns, for a terminal; quotes stay beside ours."""
+    units: list[list[int]] = []
+    for number, column in enumerate(table.columns):
+        units = [*units[:-1], [*units[-1], number]] if column.quoted else [*units, [number]]
+    parts = divide(units, max(1, most_columns // max(map(len, units))))
     return [
         replace(
-            table,
-            title=f"{table.title} ({number} of {len(parts)})" if parts[1:] else table.title,
-            columns=tuple(table.columns[n] for n in part),
-            lines=tuple(
-                replace(line, cells=tuple(line.cells[n] for n in part)) for line in table.lines
-            ),
+            _part(table, [number for unit in part for number in unit]),
+            title=f"{table.title} ({n} of {len(parts)})" if parts[1:] else table.title,
         )
-        for number, part in enumerate(parts, 1)
+        for n, part in enumerate(parts, 1)
     ]
+
+
+def _part(table: Table, chosen: Sequence[int]) -> Table:
+    columns = tuple(table.columns[number] for number in chosen)
+    cells = [tuple(line.cells[number] for number in chosen) for line in table.lines]
+    lines = (replace(line, cells=each) for line, each in zip(table.lines, cells, strict=True))
+    return replace(table, columns=columns, lines=tuple(lines))
 
 
 def is_better(a: Samples, b: Samples, better: Better) -> bool:

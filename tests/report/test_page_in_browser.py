@@ -1,0 +1,61 @@
+"""The page's script in a real browser, where there is one."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from density_softmax.report.page import render_page
+from density_softmax.report.runs import Runs
+from density_softmax.report.tables import build_tables
+from density_softmax.types import Row
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
+
+# Clicks every head twice and leaves in the title what the column then held.
+CLICKS = """<script>
+const seen = [];
+for (const table of document.querySelectorAll("table.sortable")) {
+  for (const button of table.querySelectorAll("thead button")) {
+    for (const click of [1, 2]) {
+      button.click();
+      const head = button.parentElement, rows = Array.from(table.tBodies[0].rows);
+      const texts = rows.map((row) => row.cells[head.cellIndex].textContent);
+      seen.push([head.getAttribute("aria-sort"), texts]);
+    }
+  }
+}
+document.title = JSON.stringify(seen);
+</script></body>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+def test_a_click_sorts_and_a_second_one_sorts_the_other_way(tmp_path: Path) -> None:
+    values = {"sngp": 10.25, "deterministic": 9.5, "duq": -1.0}
+    rows = [Row("toy", method, "default", 0, "iid", "nll", v) for method, v in values.items()]
+    rows += [Row("toy", "ddu", "default", 0, "iid", "ece", 0.5)]
+    tables = [table for table in build_tables(rows) if table.role == "iid"]
+    page = render_page(Runs((), ()), tables, {}).replace("</body>", CLICKS)
+    file = tmp_path / "page.html"
+    file.write_text(page, encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    options += ["--no-first-run", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+    command = [str(BROWSER), *options, file.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    title = re.search(r"<title>(.*?)</title>", shown.stdout, re.DOTALL)
+    assert title is not None
+    names, _, nll, ece = (json.loads(html.unescape(title[1]))[n : n + 2] for n in (0, 2, 4, 6))
+    assert names == [
+        ["ascending", ["DDU", "DUQ", "ERM", "SNGP"]],
+        ["descending", ["SNGP", "ERM", "DUQ", "DDU"]],
+    ]
+    assert nll == [  # as numbers, not as words; what is missing stays last
+        ["ascending", ["-1.00", "9.50", "10.25", "–"]],
+        ["descending", ["10.25", "9.50", "-1.00", "–"]],
+    ]
+    assert [texts for _, texts in ece] == [["0.500", "–", "–", "–"]] * 2
