@@ -42,14 +42,16 @@ def test_a_penalty_is_its_weight_and_whether_the_head_was_trained(
     tmp_path: Path, make_images: MakeRun
 ) -> None:
     make_penalties(make_images)
-    found = {run.variant: penalty_of(run) for run in find_runs([tmp_path]).finished}
+    make_images("deterministic")
+    found = {(run.method, run.variant): penalty_of(run) for run in find_runs([tmp_path]).finished}
     assert found == {
-        "default": Penalty(0.001, False),
-        "penalty=none": Penalty(0.0, False),
-        "penalty.weight=1.0": Penalty(1.0, False),
-        "penalty.weight=1.0, head={}": Penalty(1.0, True),
-        "penalty=spectral": None,
-        "density=gaussian, penalty=none": None,
+        ("deterministic", "default"): None,
+        ("density_softmax", "default"): Penalty(0.001, False),
+        ("density_softmax", "penalty=none"): Penalty(0.0, False),
+        ("density_softmax", "penalty.weight=1.0"): Penalty(1.0, False),
+        ("density_softmax", "penalty.weight=1.0, head={}"): Penalty(1.0, True),
+        ("density_softmax", "penalty=spectral"): Penalty(1.0, False),
+        ("density_softmax", "density=gaussian, penalty=none"): Penalty(0.0, False),
     }
 
 
@@ -65,6 +67,19 @@ def test_the_table_of_penalties_has_a_line_for_each_lambda_and_head(
     titles = [column.title.partition(" ")[0] for column in table.columns]
     assert titles == ["NLL", "Accuracy", "ECE"] * 2 + ["cNLL", "cAccuracy", "cECE"]
     assert table.name == "pictures-penalty"
+
+
+def test_runs_that_differ_elsewhere_make_a_table_of_their_own(
+    tmp_path: Path, make_images: MakeRun
+) -> None:
+    for name in ("cifar10", "pictures"):
+        make_images("density_softmax", name=name)
+        make_images("density_softmax", "penalty=none, energy=true", config=NONE, name=name)
+    assert build_penalty_tables(find_runs([tmp_path]).finished) == []
+    make_images("density_softmax", "energy=true", name="cifar10")
+    (table,) = build_penalty_tables(find_runs([tmp_path]).finished, paper_penalties())
+    assert table.title == "cifar10: Density-Softmax (energy=true) by the weight λ of its penalty"
+    assert not any(column.quoted for column in table.columns)  # not what the paper ran
 
 
 def test_the_papers_figures_stand_beside_ours_for_its_own_recipe_alone(

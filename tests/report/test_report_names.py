@@ -77,3 +77,9 @@ def test_file_stems_stay_in_their_folder() -> None:
     assert file_stem("toy (shape=two_ovals)", "iid") == "toy-shape-two_ovals-iid"
     assert "/" not in file_stem("../../etc", "passwd")
     assert not file_stem("../../etc", "passwd").startswith(".")
+
+
+def test_file_stems_are_short_and_still_differ() -> None:
+    stems = {file_stem("toy", "x" * 400, end) for end in ("iid", "shift")}
+    assert len(stems) == 2
+    assert max(map(len, stems)) < 200

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from density_softmax.report.names import split_variant, variant_of_line
 from density_softmax.report.runs import Run
 
-__all__ = ["Penalty", "penalty_of", "penalty_variants", "without_density"]
+__all__ = ["Line", "Penalty", "penalty_groups", "penalty_of", "penalty_variants", "without_density"]
 
 # Rules of the scale that do not look at the density.
 BLIND_SCALES = ("constant", "temperature")
@@ -16,19 +16,16 @@ BLIND_SCALES = ("constant", "temperature")
 CONTROLS = {"density_softmax": "constant_temperature"}
 
 
-def without_density(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """By method, a run with density and one without, of runs on the same data.
+class Line(NamedTuple):
+    """What runs have in common beside the part in which they differ."""
 
-    The one without is a variant whose scale does not look at the density, or else the control.
-    """
-    pairs = {}
-    for run in (run for run in runs if _scale(run) and _is_default(run)):
-        variants = [r for r in runs if r.method == run.method and _scale(r) in BLIND_SCALES]
-        blind = [r for r in variants if all(path.startswith("scale") for path in _paths(r))]
-        controls = [r for r in runs if r.method == CONTROLS.get(run.method) and _is_default(r)]
-        if _scale(run) not in BLIND_SCALES and (blind or controls):
-            pairs[run.method] = [run, (blind or controls)[0]]
-    return pairs
+    method: str
+    variant: str
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """For the name of a file."""
+        return (self.method,) if self.variant == "default" else tuple(self)
 
 
 class Penalty(NamedTuple):
@@ -48,35 +45,67 @@ class Penalty(NamedTuple):
         return f"λ = {self.weight:g}" + ("" if self.head else ", without Eq. 6")
 
 
+def without_density(runs: Sequence[Run]) -> dict[Line, list[Run]]:
+    """A run with density and one without, of runs on the same data.
+
+    The one without is a variant whose scale does not look at the density, or else the control.
+    """
+    sighted: dict[Line, Run] = {}
+    blind: dict[Line, Run] = {}
+    for run in (run for run in runs if _scale(run)):
+        line = _line(run, lambda change: change.startswith(("scale=", "scale.")))
+        (blind if _scale(run) in BLIND_SCALES else sighted).setdefault(line, run)
+    controls = {controlled: run for run in runs if (controlled := _controlled(run))}
+    pairs = {line: (run, blind.get(line) or controls.get(line)) for line, run in sighted.items()}
+    return {line: [run, other] for line, (run, other) in pairs.items() if other}
+
+
 def penalty_of(run: Run) -> Penalty | None:
-    """The penalty of a run that deviates from its recipe in λ and in the head stage at most."""
+    """The penalty of a run whose method has one, and may train its head after it."""
     method = run.recipe["method"]
     penalty = method.get("penalty")
-    known = isinstance(penalty, Mapping) and "head" in method
-    if not known or not _paths(run) <= {"penalty", "penalty.weight", "head"}:
-        return None
-    # Another norm is another penalty, and no weight of this one.
-    if any(change.startswith("penalty=") and change != "penalty=none" for change in _changes(run)):
+    if not isinstance(penalty, Mapping) or "head" not in method:
         return None
     return Penalty(float(penalty.get("weight", 0.0)), method["head"] is not None)
 
 
-def penalty_variants(runs: Sequence[Run]) -> dict[str, dict[float, Run]]:
-    """By method and by λ, runs that differ in λ alone.
-
-    Only methods are returned of which there is a run without penalty and one with it.
-    """
-    found: dict[str, dict[float, Run]] = {}
+def penalty_groups(runs: Sequence[Run]) -> dict[Line, dict[Penalty, list[Run]]]:
+    """Runs on the same data that differ in λ and in the head stage alone, λ growing."""
+    found: dict[Line, dict[Penalty, list[Run]]] = {}
     for run in runs:
         penalty = penalty_of(run)
-        if penalty is not None and "head" not in _paths(run):
-            found.setdefault(run.method, {}).setdefault(penalty.weight, run)
-    ordered = {method: dict(sorted(each.items())) for method, each in found.items()}
-    return {
-        method: variants
-        for method, variants in ordered.items()
-        if 0 in variants and len(variants) > 1
-    }
+        if penalty is not None:
+            line = _line(run, lambda change: _changes_penalty(change) or _path(change) == "head")
+            found.setdefault(line, {}).setdefault(penalty, []).append(run)
+    return {line: dict(sorted(each.items())) for line, each in found.items()}
+
+
+def penalty_variants(runs: Sequence[Run]) -> dict[Line, dict[float, Run]]:
+    """By λ, runs on the same data that differ in λ alone: one without penalty, others with it."""
+    found: dict[Line, dict[float, Run]] = {}
+    for run in runs:
+        penalty = penalty_of(run)
+        if penalty is not None:
+            variants = found.setdefault(_line(run, _changes_penalty), {})
+            variants.setdefault(penalty.weight, run)
+    ordered = {line: dict(sorted(each.items())) for line, each in found.items()}
+    return {line: each for line, each in ordered.items() if 0 in each and len(each) > 1}
+
+
+def _line(run: Run, differs: Callable[[str], bool]) -> Line:
+    """The method of a run, and its variant but for the changes that runs may differ in."""
+    changes = split_variant(variant_of_line(run.variant))
+    rest = ", ".join(change for change in changes if not differs(change))
+    return Line(run.method, rest or "default")
+
+
+def _changes_penalty(change: str) -> bool:
+    """Another norm is another penalty, and no weight of this one."""
+    return change == "penalty=none" or _path(change) == "penalty.weight"
+
+
+def _path(change: str) -> str:
+    return change.partition("=")[0]
 
 
 def _scale(run: Run) -> str:
@@ -84,14 +113,8 @@ def _scale(run: Run) -> str:
     return str(scale["kind"]) if isinstance(scale, Mapping) else ""
 
 
-def _is_default(run: Run) -> bool:
-    return variant_of_line(run.variant) == "default"
-
-
-def _changes(run: Run) -> list[str]:
-    return split_variant(variant_of_line(run.variant))
-
-
-def _paths(run: Run) -> set[str]:
-    """The entries of its method in which a run deviates from its recipe."""
-    return {change.partition("=")[0] for change in _changes(run)}
+def _controlled(run: Run) -> Line | None:
+    """What a run is the control of."""
+    methods = [m for m, c in CONTROLS.items() if c == run.method]
+    default = variant_of_line(run.variant) == "default"
+    return Line(methods[0], "default") if methods and default else None

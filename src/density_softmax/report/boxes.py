@@ -97,7 +97,7 @@ def _draw(axes: Axes, lines: Sequence[Boxes]) -> None:
             manage_ticks=False,
             patch_artist=True,
             boxprops={"facecolor": look.color, "edgecolor": INK, "linewidth": 0.4},
-            medianprops={"color": "white", "linewidth": 1.1},
+            medianprops={"color": "white", "linewidth": 0.8},
             whiskerprops={"color": look.color, "linewidth": 0.7},
             capprops={"color": look.color, "linewidth": 0.7},
         )

@@ -53,9 +53,9 @@ def write_feature_maps(runs: Sequence[Run], folder: Path) -> list[Picture]:
         kept = {split for run in members for split in _splits(run)}
         for split in sorted(kept, key=lambda name: (name != "iid", name)):
             chosen = first_seeds([run for run in members if split in _splits(run)])
-            for method, variants in penalty_variants(chosen).items():
+            for line, variants in penalty_variants(chosen).items():
                 maps = [_read(weight, run, split) for weight, run in variants.items()]
-                file = folder / file_stem(setting, method, "features", split)
+                file = folder / file_stem(setting, *line.words, "features", split)
                 place = "in-domain" if split == "iid" else shift_name(split)
                 title = f"Features with and without penalty, {place}: {setting}"
                 caption = f"{CAPTION} {seeds_of(list(variants.values()))}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Literal, NamedTuple
 
@@ -23,6 +24,9 @@ __all__ = [
 ]
 
 Better = Literal["higher", "lower"]
+
+# File systems allow 255 bytes; a variant may be longer.
+LONGEST_STEM = 150
 
 # In the order of the tables: the classifier that all are compared to, its controls, the others.
 METHODS = {
@@ -122,8 +126,11 @@ def setting_name(recipe: str, variant_of_data: str) -> str:
 
 
 def file_stem(*words: str) -> str:
-    """The words as a file name without ending."""
-    return re.sub(r"[^\w.]+", "-", " ".join(words)).strip("-.")
+    """The words as a file name without ending; what is too long for one ends in a checksum."""
+    stem = re.sub(r"[^\w.]+", "-", " ".join(words)).strip("-.")
+    if len(stem) > LONGEST_STEM:
+        stem = f"{stem[:LONGEST_STEM]}-{hashlib.sha256(stem.encode()).hexdigest()[:8]}"
+    return stem
 
 
 def break_lines(label: str, num_letters: int) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from density_softmax.report.ablations import Penalty, penalty_of
-from density_softmax.report.names import method_name, variant_of_data
+from density_softmax.report.ablations import Line, Penalty, penalty_groups
+from density_softmax.report.names import file_stem, line_name, variant_of_data
 from density_softmax.report.runs import Run, by_setting, rows_of
 from density_softmax.report.samples import Key
 from density_softmax.report.sections import Section, find_keys, headline
@@ -23,29 +23,29 @@ def build_penalty_tables(
     runs: Sequence[Run], quotes: Mapping[str, Quotes] | None = None
 ) -> list[Table]:
     """For each recipe, data and method of which runs differ in λ or in the head, a table."""
-    tables = []
-    for setting, members in by_setting(runs).items():
-        for method, variants in _by_penalty(members).items():
-            keys = find_keys(rows_of([run for each in variants.values() for run in each]))
-            name = f"penalty-{method}" if method != "density_softmax" else "penalty"
-            title = f"{method_name(method)} by the weight λ of its penalty"
-            columns = headline(keys, ("iid", "shift"))
-            section = Section("penalty", name, title, columns, REMARK)
-            lines = {penalty.name: _samples(variants[penalty]) for penalty in sorted(variants)}
-            changed = bool(variant_of_data(members[0].variant))
-            quoted = {} if changed else (quotes or {}).get(members[0].key[0], {})
-            tables.append(build_table(section, setting, lines, quoted))
-    return tables
+    return [
+        _table(setting, line, variants, quotes or {})
+        for setting, members in by_setting(runs).items()
+        for line, variants in penalty_groups(members).items()
+        if len(variants) > 1
+    ]
 
 
-def _by_penalty(runs: Sequence[Run]) -> dict[str, dict[Penalty, list[Run]]]:
-    """By method, the runs of each penalty; methods with one penalty alone make no table."""
-    found: dict[str, dict[Penalty, list[Run]]] = {}
-    for run in runs:
-        penalty = penalty_of(run)
-        if penalty is not None:
-            found.setdefault(run.method, {}).setdefault(penalty, []).append(run)
-    return {method: variants for method, variants in found.items() if len(variants) > 1}
+def _table(
+    setting: str,
+    line: Line,
+    variants: Mapping[Penalty, Sequence[Run]],
+    quotes: Mapping[str, Quotes],
+) -> Table:
+    runs = [run for each in variants.values() for run in each]
+    columns = headline(find_keys(rows_of(runs)), ("iid", "shift"))
+    name = file_stem("penalty", *line.words[1:])
+    title = f"{line_name(*line)} by the weight λ of its penalty"
+    section = Section("penalty", name, title, columns, REMARK)
+    lines = {penalty.name: _samples(each) for penalty, each in variants.items()}
+    changed = variant_of_data(runs[0].variant) or line.variant != "default"
+    quoted = {} if changed else quotes.get(runs[0].key[0], {})
+    return build_table(section, setting, lines, quoted)
 
 
 def _samples(runs: Sequence[Run]) -> dict[Key, dict[int, float]]:

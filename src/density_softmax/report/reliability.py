@@ -60,8 +60,8 @@ def write_reliability(runs: Sequence[Run], folder: Path) -> list[Picture]:
         for split in ["iid", *find_splits(rows_of(members)).shown_shifts()]:
             chosen = first_seeds(members, split)
             pictures += _write(chosen, split, folder / file_stem(setting, "reliability", split))
-            for method, pair in without_density(chosen).items():
-                file = folder / file_stem(setting, method, "density", "reliability", split)
+            for line, pair in without_density(chosen).items():
+                file = folder / file_stem(setting, *line.words, "density", "reliability", split)
                 pictures += _write(pair, split, file, "with and without the density, ")
     return pictures
 
