@@ -17,13 +17,29 @@ from typing import Any, ClassVar, TypeVar
 
 from density_softmax.errors import UserError
 
-__all__ = ["ConfigError", "Family", "differences", "from_dict", "override", "to_dict"]
+__all__ = [
+    "ConfigError",
+    "Family",
+    "at_least",
+    "differences",
+    "from_dict",
+    "override",
+    "to_dict",
+]
 
 C = TypeVar("C")
 
 
 class ConfigError(UserError):
     """A configuration that cannot be built; the message names the path and the remedy."""
+
+
+def at_least(settings: object, **bounds: float) -> None:
+    """Refuse a field that is below its bound; null is below nothing."""
+    for name, bound in bounds.items():
+        value = getattr(settings, name)
+        if value is not None and value < bound:
+            raise ConfigError(f"{name}={value}: choose {bound} or more")
 
 
 class Family:

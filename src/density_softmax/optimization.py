@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from density_softmax.config import ConfigError, Family
+from density_softmax.config import ConfigError, Family, at_least
 
 __all__ = [
     "SGD",
@@ -162,8 +162,4 @@ class Descent:
 
     def __post_init__(self) -> None:
         """Reject counts that count nothing."""
-        for name in ("epochs", "batch_size", "accumulate"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: choose 1 or more")
-        if self.patience is not None and self.patience < 1:
-            raise ConfigError(f"patience={self.patience}: choose 1 or more epochs, or null")
+        at_least(self, epochs=1, batch_size=1, accumulate=1, patience=1)

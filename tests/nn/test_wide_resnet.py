@@ -134,7 +134,7 @@ def test_depths_between_the_legal_ones_name_their_neighbours(depth: int, nearest
 
 @pytest.mark.parametrize("assignment", ["width=0", "stem_stride=0"])
 def test_sizes_below_one_are_refused(assignment: str) -> None:
-    with pytest.raises(ConfigError, match=f"{assignment}: expected 1 or more"):
+    with pytest.raises(ConfigError, match=f"{assignment}: choose 1 or more"):
         override(WideResNet.Config(), assignment)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.config import ConfigError
+from density_softmax.config import at_least
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.averaging import average_members, nll_of_average
 from density_softmax.nn.decay import sum_of_squares
@@ -56,10 +56,7 @@ class BatchEnsemble(Method):
 
         def __post_init__(self) -> None:
             """Reject what is no ensemble."""
-            least = {"num_members": 1, "initial_std": 0, "fast_gradient": 0, "l2": 0}
-            for name, bound in least.items():
-                if getattr(self, name) < bound:
-                    raise ConfigError(f"{name}={getattr(self, name)}: choose {bound} or more")
+            at_least(self, num_members=1, initial_std=0, fast_gradient=0, l2=0)
 
         def build(
             self, encoder: nn.Module, num_classes: int, example: Tensor | None = None

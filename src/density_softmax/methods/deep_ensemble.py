@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from density_softmax.config import ConfigError
+from density_softmax.config import at_least
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.averaging import average_probs
@@ -52,8 +52,7 @@ class DeepEnsemble(Method):
 
         def __post_init__(self) -> None:
             """Reject an ensemble of nobody."""
-            if self.num_members < 1:
-                raise ConfigError(f"num_members={self.num_members}: choose 1 or more")
+            at_least(self, num_members=1)
 
         def build(
             self, encoder: nn.Module, num_classes: int, example: Tensor | None = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.config import ConfigError
+from density_softmax.config import at_least
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.averaging import average_members, nll_of_average
 from density_softmax.nn.batch_statistics import batch_statistics
@@ -64,10 +64,7 @@ class DUE(Method):
 
         def __post_init__(self) -> None:
             """Refuse counts that count nothing."""
-            for name in ("num_inducing", "num_initial", "num_train_samples", "num_samples"):
-                value = getattr(self, name)
-                if value is not None and value < 1:
-                    raise ConfigError(f"{name}={value}: choose 1 or more")
+            at_least(self, num_inducing=1, num_initial=1, num_train_samples=1, num_samples=1)
 
         def build(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> DUE:
             """An untrained method around `encoder`, whose layers are constrained."""

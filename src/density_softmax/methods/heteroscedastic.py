@@ -9,7 +9,7 @@ from typing import final
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from density_softmax.config import ConfigError
+from density_softmax.config import ConfigError, at_least
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.averaging import average_parts, nll_of_average, nll_of_parts
 from density_softmax.nn.gaussian_logits import GaussianHead, GaussianLogits, Noise
@@ -52,15 +52,9 @@ class Heteroscedastic(Method):
 
         def __post_init__(self) -> None:
             """Reject counts that count nothing, and a temperature or a scale below zero."""
-            for name in ("num_factors", "num_samples"):
-                if getattr(self, name) < 1:
-                    raise ConfigError(f"{name}={getattr(self, name)}: choose 1 or more")
+            at_least(self, num_factors=1, num_samples=1, min_scale=0, chunk=0)
             if self.temperature <= 0:
                 raise ConfigError(f"temperature={self.temperature}: choose more than 0")
-            if self.min_scale < 0:
-                raise ConfigError(f"min_scale={self.min_scale}: choose 0 or more")
-            if self.chunk < 0:
-                raise ConfigError(f"chunk={self.chunk}: choose 1 or more samples, or 0 for all")
 
         def build(
             self, encoder: nn.Module, num_classes: int, example: Tensor | None = None

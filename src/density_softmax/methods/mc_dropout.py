@@ -8,7 +8,7 @@ from typing import final
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.config import ConfigError
+from density_softmax.config import ConfigError, at_least
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.averaging import average_members
 from density_softmax.nn.dropout import add_dropout
@@ -51,10 +51,7 @@ class MCDropout(Method):
             """Reject what is no rate and no count."""
             if not 0 <= self.rate < 1:
                 raise ConfigError(f"rate={self.rate}: choose 0 or more and less than 1")
-            if self.num_samples < 1:
-                raise ConfigError(f"num_samples={self.num_samples}: choose 1 or more")
-            if self.chunk < 0:
-                raise ConfigError(f"chunk={self.chunk}: choose 1 or more samples, or 0 for all")
+            at_least(self, num_samples=1, chunk=0)
 
         def build(
             self, encoder: nn.Module, num_classes: int, example: Tensor | None = None

@@ -8,7 +8,7 @@ from typing import final
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.config import ConfigError
+from density_softmax.config import ConfigError, at_least
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.averaging import average_members, nll_of_average
 from density_softmax.nn.decay import sum_of_squares
@@ -59,10 +59,7 @@ class MeanField(Method):
 
         def __post_init__(self) -> None:
             """Reject what is no posterior."""
-            least = {"num_samples": 1, "chunk": 0, "annealing_epochs": 1, "l2": 0}
-            for name, bound in least.items():
-                if getattr(self, name) < bound:
-                    raise ConfigError(f"{name}={getattr(self, name)}: choose {bound} or more")
+            at_least(self, num_samples=1, chunk=0, annealing_epochs=1, l2=0)
             for name in ("initial_std", "prior_std"):
                 if not getattr(self, name) > 0:
                     raise ConfigError(f"{name}={getattr(self, name)}: choose a positive number")

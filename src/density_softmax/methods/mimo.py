@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.config import ConfigError
+from density_softmax.config import ConfigError, at_least
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.averaging import average_members, nll_of_average
 from density_softmax.nn.head import Head
@@ -49,9 +49,7 @@ class MIMO(Method):
 
         def __post_init__(self) -> None:
             """Reject counts that count nothing and what is no share."""
-            for name in ("num_members", "batch_repetition"):
-                if getattr(self, name) < 1:
-                    raise ConfigError(f"{name}={getattr(self, name)}: choose 1 or more")
+            at_least(self, num_members=1, batch_repetition=1)
             if not 0 <= self.input_repetition <= 1:
                 raise ConfigError(f"input_repetition={self.input_repetition}: choose 0 to 1")
 

@@ -8,7 +8,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from density_softmax.config import ConfigError
+from density_softmax.config import at_least
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn import dirichlet
 from density_softmax.nn.densities.flow import change_of_variables
@@ -61,11 +61,7 @@ class NaturalPosteriorNetwork(Method):
 
         def __post_init__(self) -> None:
             """Refuse a latent space without dimensions or a flow without layers."""
-            for name in ("latent", "layers"):
-                if getattr(self, name) < 1:
-                    raise ConfigError(f"{name}={getattr(self, name)}: choose 1 or more")
-            if self.entropy_weight < 0:
-                raise ConfigError(f"entropy_weight={self.entropy_weight}: choose 0 or more")
+            at_least(self, latent=1, layers=1, entropy_weight=0)
 
         def build(
             self, encoder: nn.Module, num_classes: int, example: Tensor | None = None

@@ -16,7 +16,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from density_softmax.config import ConfigError, Family
+from density_softmax.config import Family, at_least
 from density_softmax.nn.linearization import (
     Linearization,
     left_singular_vectors,
@@ -99,14 +99,7 @@ class PenaltyOptions:
     freeze_norm: bool = True
 
     def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise ConfigError(f"weight={self.weight}: expected 0 or more")
-        _at_least_one("every", self.every)
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"{name}={value}: expected 1 or more")
+        at_least(self, weight=0, every=1)
 
 
 class JacobianPenalty(Penalty, ABC):
@@ -193,7 +186,7 @@ class FrobeniusPenalty(JacobianPenalty):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            _at_least_one("num_projections", self.num_projections)
+            at_least(self, num_projections=1)
 
         def build(self) -> FrobeniusPenalty:
             """The penalty, before its first step."""
@@ -234,7 +227,7 @@ class SpectralPenalty(JacobianPenalty):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            _at_least_one("iterations", self.iterations)
+            at_least(self, iterations=1)
 
         def build(self) -> SpectralPenalty:
             """The penalty, before its first step."""

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from density_softmax.config import ConfigError
+from density_softmax.config import at_least
 from density_softmax.nn.backbone import Backbone, BackboneConfig
 from density_softmax.nn.resnet import (
     blocks_per_group,
@@ -79,10 +79,7 @@ class WideResNet(Backbone):
 
         def __post_init__(self) -> None:
             blocks_per_group(self.depth, offset=4)
-            if self.width < 1:
-                raise ConfigError(f"width={self.width}: expected 1 or more")
-            if self.stem_stride < 1:
-                raise ConfigError(f"stem_stride={self.stem_stride}: expected 1 or more")
+            at_least(self, width=1, stem_stride=1)
 
         def build(self, input_shape: tuple[int, ...]) -> WideResNet:
             """A freshly initialised wide ResNet for images of `input_shape`."""
