@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import torch
 from matplotlib.figure import Figure
 from rich.progress import track
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import density_softmax as ds
 from cifar_resnet_accuracy import MEAN, STD, depth_of, load_classifier
@@ -34,7 +37,7 @@ from density_softmax.engine import EngineConfig, fit
 from density_softmax.engine.collect import collect
 from density_softmax.engine.evaluate import detection_metrics, label_metrics, mean_over_shifts
 from density_softmax.engine.runtime import start
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods import DensitySoftmax, Deterministic, Method
 from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
 from density_softmax.nn.headless import Headless
 from density_softmax.nn.scale import (
@@ -59,6 +62,8 @@ from density_softmax.types import Row, Source
 
 LAYERS = ("0.layer1", "0.layer2")
 NUM_CALIBRATION = 0.3
+EXAMPLE = torch.zeros(1, 3, 32, 32)
+CONTROLS = ("temperature_scaling", "constant_factor")
 Found = dict[str, dict[str, float]]
 
 
@@ -67,6 +72,9 @@ def rules() -> dict[str, DensitySoftmax.Config]:
     base = default_config(LAYERS)
     last = dataclasses.replace(base, layers=(), energy=False)
     shallow = dataclasses.replace(base, last=False, energy=False)
+    assert isinstance(base.scale, QuantileScale.Config)
+    exponential = dataclasses.replace(base.scale, tail="exponential")
+    power = dataclasses.replace(base.scale, tail="power")
     flow = FlowDensity.Config(descent=Descent(epochs=20, optimizer=Adam(lr=1e-3)))
     mixture = GaussianMixtureDensity.Config()
     change = dataclasses.replace
@@ -89,8 +97,8 @@ def rules() -> dict[str, DensitySoftmax.Config]:
         "quantile, both + energy, realnvp": change(base, density=flow),
         "quantile, both + energy, mixture": change(base, density=mixture),
         "range, both + energy, gaussian": change(base, scale=RangeScale.Config()),
-        "quantile, exponential tail": change(base, scale=QuantileScale.Config(tail="exponential")),
-        "quantile, power tail": change(base, scale=QuantileScale.Config(tail="power")),
+        "quantile, exponential tail": change(base, scale=exponential),
+        "quantile, power tail": change(base, scale=power),
         "default": base,
     }
 
@@ -136,14 +144,14 @@ class Network:
     """One trained network, its features of every set, and the rules fitted on them."""
 
     def __init__(self, file: Path, images: Images, engine: EngineConfig) -> None:
-        state = load_file(file)
-        self.name = f"resnet{depth_of(state)}"
+        self.state = load_file(file)
+        self.name = f"resnet{depth_of(self.state)}"
         self.images, self.engine = images, engine
-        self.model = load_classifier(state)
+        model = self.copy()
         self.fabric = start(engine)
         began = time.perf_counter()
         self.default = ds.attach(
-            self.model,
+            model,
             head="1",
             train=images.train,
             calibration=images.calibration,
@@ -151,6 +159,8 @@ class Network:
             engine=engine,
         )
         self.attach_seconds = time.perf_counter() - began
+
+        self.fit_seconds: dict[str, float] = {}
 
     def features(self, source: Source) -> ArraySource:
         """Last features and, behind them, those of the layers."""
@@ -164,22 +174,37 @@ class Network:
 
     def fitted(self, known: dict[str, ArraySource]) -> dict[str, DensitySoftmax]:
         """Every rule, from the same features."""
-        example, methods = torch.zeros(1, 3, 32, 32), {}
+        methods = {}
         for name, config in track(rules().items(), description=f"{self.name}: rules"):
             # A copy each: the hooks of one rule are not to slow down another.
-            model = load_classifier(self.model_state())
-            method = around(Headless(model, "1"), config, example)
+            method = around(Headless(self.copy(), "1"), config, EXAMPLE)
             width = None if config.layers else method.num_features
             features = {k: ArraySource(v.x[:, :width], v.y) for k, v in known.items()}
             sources = self.images.train, self.images.calibration
+            began = time.perf_counter()
             fit(method, *sources, features=features, engine=self.engine, progress=False)
+            self.fit_seconds[name] = time.perf_counter() - began
             methods[name] = method
         return methods
 
-    def evaluate(self) -> dict[str, Found]:
-        """Metrics of every rule on every set."""
+    def evaluate(self, repeats: int) -> dict[str, Found]:
+        """Metrics of every rule on every set, and its cost."""
         sets = {"train": self.images.train, "heldout": self.images.calibration}
-        methods = self.fitted({name: self.features(source) for name, source in sets.items()})
+        began = time.perf_counter()
+        known = {name: self.features(source) for name, source in sets.items()}
+        pass_seconds = time.perf_counter() - began
+        methods = self.fitted(known)
+        found = self.quality(methods)
+        latencies = self.latencies(methods, repeats)
+        for name, ratio in latencies.items():
+            seconds = pass_seconds + self.fit_seconds[name]
+            found[name]["cost"] = {"latency_ratio:1": ratio, "attach_seconds": seconds}
+        found["default"]["cost"]["attach_seconds"] = self.attach_seconds
+        found["default"]["cost"] |= self.exported_latency(repeats)
+        return {name: splits | mean_over_shifts(splits) for name, splits in found.items()}
+
+    def quality(self, methods: dict[str, DensitySoftmax]) -> dict[str, Found]:
+        """Metrics of every rule on every set."""
         found: dict[str, Found] = {name: {} for name in methods}
         inside: dict[str, ds.Prediction] = {}
         total = 1 + len(CORRUPTIONS) * len(SEVERITIES)
@@ -194,22 +219,55 @@ class Network:
             features = self.features(foreign)
             for name, method in methods.items():
                 found[name][split] = detection_metrics(inside[name], predict(method, features.x))
-        return {name: splits | mean_over_shifts(splits) for name, splits in found.items()}
+        return found
 
-    def cost(self, repeats: int) -> dict[str, float]:
-        """Latency of the default relative to the model alone at batch 1, and seconds to attach."""
-        x = torch.randn(1, 3, 32, 32)
-        plain = load_classifier(self.model_state())
-        calls = {"erm": lambda: plain(x).softmax(-1), "default": lambda: self.default(x)}
+    def latencies(self, methods: dict[str, DensitySoftmax], repeats: int) -> dict[str, float]:
+        """Eager latency at batch 1 relative to the model alone."""
+        plain, x = self.copy(), torch.randn_like(EXAMPLE)
+        # The controls are the model and a division: their own methods carry an unused density.
+        calls: dict[str, Callable[[], object]] = {
+            name: partial(m, x) for name, m in methods.items()
+        }
+        calls |= {name: lambda: (plain(x) / 2.0).softmax(-1) for name in CONTROLS}
+        calls["erm"] = lambda: plain(x).softmax(-1)
         with torch.inference_mode():
-            latencies = metrics.interleaved_latency(calls, repeats=repeats, warmup=20)
-        ratio = metrics.latency_ratio(latencies, "erm")["default"]
-        return {"latency_ratio:1": ratio, "attach_seconds": self.attach_seconds}
+            measured = metrics.interleaved_latency(calls, repeats=repeats, warmup=20)
+        return metrics.latency_ratio(measured, "erm")
 
-    def model_state(self) -> dict[str, Tensor]:
-        """The weights under the names of the file they came from, for a copy without hooks."""
-        names = {"0.": "", "1.": "linear."}
-        return {names[key[:2]] + key[2:]: value for key, value in self.model.state_dict().items()}
+    def exported_latency(self, repeats: int) -> dict[str, float]:
+        """The default as an ONNX graph at batch 1, relative to the model exported and as it is."""
+        plain, x = self.copy(), torch.randn_like(EXAMPLE)
+        encoder = Headless(self.copy(), "1")
+        alone = Deterministic(encoder, self.default.num_classes, example=EXAMPLE)
+        alone.head.linear = encoder.head
+        with tempfile.TemporaryDirectory() as folder:
+            graphs = {
+                "exported": exported(alone, Path(folder) / "erm.onnx"),
+                "default": exported(self.default, Path(folder) / "default.onnx"),
+            }
+        calls: dict[str, Callable[[], object]] = {
+            name: partial(graph.run, None, {graph.get_inputs()[0].name: x.numpy()})
+            for name, graph in graphs.items()
+        }
+        calls["eager"] = lambda: plain(x).softmax(-1)
+        with torch.inference_mode():
+            measured = metrics.interleaved_latency(calls, repeats=repeats, warmup=20)
+        return {
+            f"exported_latency:{name}": metrics.latency_ratio(measured, name)["default"]
+            for name in ("exported", "eager")
+        }
+
+    def copy(self) -> nn.Module:
+        """The network without hooks."""
+        return load_classifier(self.state)
+
+
+def exported(method: Method, path: Path) -> onnxruntime.InferenceSession:
+    """A session of the method's graph, with as many threads as torch has."""
+    ds.export(method, path, example=EXAMPLE)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
 @torch.no_grad()
@@ -219,30 +277,37 @@ def predict(method: DensitySoftmax, features: Tensor) -> ds.Prediction:
     return method.predict_features(features[:, : max(method.num_features, width)])
 
 
-def table(rows: list[Row], network: str) -> str:
+QUALITY = {
+    "NLL": ("iid", "nll"),
+    "accuracy": ("iid", "accuracy"),
+    "ECE": ("iid", "ece"),
+    "cNLL": ("cifar10-c", "cnll"),
+    "cECE": ("cifar10-c", "cece"),
+    "latency": ("cost", "latency_ratio:1"),
+    "exported": ("cost", "exported_latency:exported"),
+    "exported / eager": ("cost", "exported_latency:eager"),
+    "attach, s": ("cost", "attach_seconds"),
+}
+DETECTION = {
+    f"{metric.upper()} {name}, {score}": (split, f"{metric}:{score}")
+    for split, name in (("svhn", "SVHN"), ("cifar100_prefix", "CIFAR-100"))
+    for metric in ("auroc", "aupr")
+    for score in ("confidence", "entropy", "epistemic")
+}
+
+
+def tables(rows: list[Row], network: str) -> str:
     """The figures to look at, a line per rule, in Markdown."""
-    columns = {
-        "NLL": ("iid", "nll"),
-        "acc": ("iid", "accuracy"),
-        "ECE": ("iid", "ece"),
-        "cNLL": ("cifar10-c", "cnll"),
-        "cECE": ("cifar10-c", "cece"),
-        "AUROC SVHN": ("svhn", "auroc:entropy"),
-        "by epistemic": ("svhn", "auroc:epistemic"),
-        "AUPR SVHN": ("svhn", "aupr:entropy"),
-        "AUROC C-100": ("cifar100_prefix", "auroc:entropy"),
-        "by epistemic ": ("cifar100_prefix", "auroc:epistemic"),
-        "AUPR C-100": ("cifar100_prefix", "aupr:entropy"),
-        "latency": ("cost", "latency_ratio:1"),
-        "attach, s": ("cost", "attach_seconds"),
-    }
     mine = [row for row in rows if row.recipe == f"posthoc_cifar10/{network}"]
     values = {(row.variant, row.split, row.metric): row.value for row in mine}
-    lines = [f"| {network} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for variant in dict.fromkeys(row.variant for row in mine):
-        cells = [values.get((variant, *key)) for key in columns.values()]
-        shown = ["" if cell is None else f"{cell:.3f}" for cell in cells]
-        lines.append(f"| {variant} | " + " | ".join(shown) + " |")
+    lines = []
+    for columns in (QUALITY, DETECTION):
+        lines += [f"| {network} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+        for variant in dict.fromkeys(row.variant for row in mine):
+            cells = [values.get((variant, *key)) for key in columns.values()]
+            shown = ["" if cell is None else f"{cell:.3f}" for cell in cells]
+            lines.append(f"| {variant} | " + " | ".join(shown) + " |")
+        lines.append("")
     return "\n".join(lines)
 
 
@@ -286,11 +351,10 @@ def by_severity(rows: list[Row], network: str, variant: str, metric: str) -> lis
 
 def as_rows(network: str, seed: int, found: dict[str, Found]) -> list[Row]:
     """Every figure as a row; the recipe is the network."""
-    controls = ("erm", "temperature_scaling", "constant_factor")
     return [
         Row(
             f"posthoc_cifar10/{network}",
-            name if name in controls else "density_softmax",
+            name if name in ("erm", *CONTROLS) else "density_softmax",
             name,
             seed,
             split,
@@ -312,14 +376,13 @@ def main() -> None:
     rows: list[Row] = []
     for file in args.weights:
         network = Network(file, images, engine)
-        found = network.evaluate()
-        found["default"]["cost"] = network.cost(args.repeats)
+        found = network.evaluate(args.repeats)
         rows += as_rows(network.name, args.seed, found)
-        print(table(rows, network.name))
+        print(tables(rows, network.name))
         write_rows(args.out / "rows.csv", rows)
     names = dict.fromkeys(row.recipe.partition("/")[2] for row in rows)
-    text = "\n\n".join(table(rows, name) for name in names)
-    (args.out / "table.md").write_text(text + "\n", encoding="utf-8")
+    text = "\n".join(tables(rows, name) for name in names)
+    (args.out / "table.md").write_text(text, encoding="utf-8")
     with paper_style():
         draw(rows, list(names)).savefig(args.out / "calibration.png", dpi=200)
 

@@ -34,6 +34,7 @@ from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.types import Data, Prediction, Row, Split, Task
 
 __all__ = [
+    "build",
     "choose_member",
     "default_directory",
     "evaluate",

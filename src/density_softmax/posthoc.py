@@ -13,6 +13,7 @@ from density_softmax.engine import EngineConfig, fit
 from density_softmax.methods import DensitySoftmax
 from density_softmax.nn.densities import GaussianDensity
 from density_softmax.nn.headless import Headless
+from density_softmax.nn.scale import QuantileScale
 from density_softmax.types import Source
 
 __all__ = ["attach"]
@@ -65,12 +66,17 @@ def around(encoder: Headless, config: DensitySoftmax.Config, example: Tensor) ->
 
 
 def default_config(layers: tuple[str, ...]) -> DensitySoftmax.Config:
-    """What `attach` does if nothing else is said: a Gaussian, closed form, no gradient at all."""
+    """What `attach` does if nothing else is said: a Gaussian, closed form, no gradient at all.
+
+    Experts, quantile, budget and tail were chosen on a trained CIFAR-10 ResNet-20, by held-out
+    images and four corruptions that no benchmark here reports on.
+    """
     return DensitySoftmax.Config(
         representation=None,
         density=GaussianDensity.Config(),
         layers=layers,
         energy=bool(layers),
+        scale=QuantileScale.Config(quantile=0.1, budget=0.0075),
         head=None,
     )
 

@@ -33,16 +33,16 @@ SCALES = {
 class FirstCoordinate(Density):
     """Takes the first feature for the log density."""
 
-    def standard_log_prob(self, u: Tensor) -> Tensor:
-        return u[:, 0]
+    def log_prob_of_floats(self, z: Tensor) -> Tensor:
+        return z[:, 0]
 
-    def fitting(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[Stage, ...]:
         return ()
 
 
 class FirstCoordinateConfig(DensityConfig):
     def build(self, num_features: int, num_classes: int) -> FirstCoordinate:
-        return FirstCoordinate(num_features, standardize=False)
+        return FirstCoordinate()
 
 
 def bare(scale: ScaleConfig, num_classes: int) -> DensitySoftmax:

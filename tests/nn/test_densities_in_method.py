@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_densities_contract import CONFIGS, STANDARDIZED
+from test_densities_contract import CONFIGS, ANY_UNITS
 from torch import nn
 
 from density_softmax.data import ArraySource
@@ -15,7 +15,7 @@ from density_softmax.nn.penalty import NoPenalty
 from density_softmax.optimization import Adam, Descent
 
 ENGINE = EngineConfig(accelerator="cpu", predict_batch_size=16)
-DENSITIES: dict[str, DensityConfig] = {name: CONFIGS[name] for name in STANDARDIZED}
+DENSITIES: dict[str, DensityConfig] = {name: CONFIGS[name] for name in ANY_UNITS}
 
 
 def encoder() -> nn.Module:

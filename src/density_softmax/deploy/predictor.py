@@ -110,12 +110,20 @@ class Predictor:
             return x.astype(wanted, copy=False)
 
 
-def onnx_session(model: Path | bytes, threads: int = 0, name: str = "the model") -> Any:
-    """A session of onnxruntime on the CPU; an error names the file."""
+def onnx_session(
+    model: Path | bytes, threads: int = 0, name: str = "the model", spinning: bool = True
+) -> Any:
+    """A session of onnxruntime on the CPU; an error names the file.
+
+    Its threads spin for some milliseconds after a batch, ready for the next one; without
+    `spinning` they leave the processor to others as soon as the answer is there.
+    """
     onnxruntime = _onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors only
+    if not spinning:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     source = model if isinstance(model, bytes) else str(model)
     try:
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])

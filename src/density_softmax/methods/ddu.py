@@ -66,8 +66,7 @@ class DDU(Method):
         if config.bound is not None:
             constrain(encoder, config.bound, example, config.num_iterations, config.norms)
         self.head = Head(self.num_features, num_classes)
-        # Gaussians do not ask for standardised features, which would take a pass of its own.
-        density = GaussianMixtureDensity.Config(standardize=False, tied=config.tied)
+        density = GaussianMixtureDensity.Config(tied=config.tied)
         self.density = density.build(self.num_features, num_classes)
 
     def stages(self) -> tuple[Stage, ...]:

@@ -26,7 +26,7 @@ class Evidence(nn.Module):
     """
 
     center: Tensor
-    spread: Tensor
+    weight: Tensor
 
     def __init__(self, densities: dict[str, tuple[Density, slice]], energy: bool = False) -> None:
         """Densities by name, with the columns that each reads."""
@@ -36,7 +36,7 @@ class Evidence(nn.Module):
         self.energy = energy
         num_experts = len(densities) + energy
         self.register_buffer("center", torch.zeros(num_experts))
-        self.register_buffer("spread", torch.ones(num_experts))
+        self.register_buffer("weight", torch.ones(num_experts))  # 1 / IQR
 
     def stages(self) -> Iterator[Stage]:
         """How the densities are fitted; the stages of a second one bear its name."""
@@ -66,7 +66,7 @@ class Evidence(nn.Module):
         """From (batch, experts) to (batch,)."""
         if len(self.center) == 1:
             return experts[:, 0]
-        return ((experts - self.center) / self.spread).sum(-1)
+        return (experts - self.center) @ self.weight
 
     def fit(self, experts: Tensor) -> None:
         """Medians and interquartile ranges of in-domain data."""
@@ -75,4 +75,4 @@ class Evidence(nn.Module):
         levels = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, device=experts.device)
         lower, median, upper = torch.quantile(experts.double(), levels, dim=0)
         self.center.copy_(median)
-        self.spread.copy_((upper - lower).clamp_min(torch.finfo(torch.float32).eps))
+        self.weight.copy_(1 / (upper - lower).clamp_min(torch.finfo(torch.float32).eps))

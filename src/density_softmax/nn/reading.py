@@ -25,26 +25,26 @@ class LayerReader:
 
     def __init__(self, encoder: nn.Module, names: tuple[str, ...]) -> None:
         self.names = names
-        self._kept: dict[str, Tensor] = {}
+        self._kept: dict[str, tuple[Tensor, ...]] = {}
         for name in names:
             _submodule(encoder, name).register_forward_hook(partial(self._keep, name))
 
     def take(self) -> list[Tensor]:
-        """What the layers gave in the last pass, (batch, width) each; it is then forgotten."""
-        return [self._kept.pop(name) for name in self.names]
+        """What the layers gave in the last pass, each (batch, width); it is then forgotten."""
+        return [part for name in self.names for part in self._kept.pop(name)]
 
     def _keep(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         self._kept[name] = pooled(output[0] if isinstance(output, tuple) else output)
 
 
-def pooled(h: Tensor) -> Tensor:
-    """Mean and standard deviation of each channel over positions, (batch, 2 · channels).
+def pooled(h: Tensor) -> tuple[Tensor, ...]:
+    """Mean and standard deviation of each channel over positions, both (batch, channels).
 
     Images have their channels first, token sequences last. A vector has no positions and is
     read as it is.
     """
     if h.ndim == 2:
-        return h
+        return (h,)
     if h.ndim == 3:
         h = h.transpose(1, 2)
     with full_precision(h):
@@ -54,7 +54,7 @@ def pooled(h: Tensor) -> Tensor:
         _, mean, inverse_std = torch.native_group_norm(
             h, None, None, batch, channels, positions, channels, EPSILON
         )
-        return torch.cat([mean, inverse_std.reciprocal()], dim=-1)
+        return mean, inverse_std.reciprocal()
 
 
 def _submodule(encoder: nn.Module, name: str) -> nn.Module:

@@ -42,12 +42,12 @@ class Scale(nn.Module, ABC):
     def forward(self, log_prob: Tensor) -> Tensor:
         """The factor of each sample; never 0, so that it stays in (0, 1]."""
         with full_precision(log_prob):
-            log_factor = self.log_factor(log_prob.float()).clamp_max(0.0)
-            return log_factor.exp().clamp_min(torch.finfo(torch.float32).tiny)
+            factor = self.log_factor(log_prob.float()).exp()
+            return factor.clamp(torch.finfo(torch.float32).tiny, 1.0)
 
     @abstractmethod
     def log_factor(self, log_prob: Tensor) -> Tensor:
-        """The logarithm of the factor, before it is clamped to (0, 1]."""
+        """The logarithm of the factor, before the factor is clamped to (0, 1]."""
 
     @abstractmethod
     def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from scipy.special import entr
+from torch import Tensor
 
 from density_softmax.config import from_dict
 from density_softmax.data import ArraySource, DataConfig
@@ -16,8 +17,9 @@ from density_softmax.data.toy import GRID_SIZE
 from density_softmax.report.runs import Run, first_seeds, seeds_of
 from density_softmax.report.style import Picture, save_figure
 from density_softmax.report.surface_figure import Array, Measure, Panel, surface_figure
+from density_softmax.types import Data
 
-__all__ = ["MEASURES", "entropy", "margin", "variance", "write_surfaces"]
+__all__ = ["MEASURES", "entropy", "margin", "surface_panel", "variance", "write_surfaces"]
 
 # Enough to show where the data lie, few enough to see what is below them.
 NUM_POINTS = 60
@@ -47,6 +49,12 @@ MEASURES = {
 }
 
 
+def surface_panel(label: str, probs: Tensor, data: Data) -> Panel:
+    """What a method says about the plane of toy data, from its probabilities on their grid."""
+    probability = probs[:, 1].double().cpu().numpy().reshape(GRID_SIZE, GRID_SIZE)
+    return Panel(label, probability, _points(data))
+
+
 def write_surfaces(runs: Sequence[Run], folder: Path) -> list[Picture]:
     """Draw the first seed of each method on toy data: three figures for each shape."""
     pictures = []
@@ -74,13 +82,12 @@ def _by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def _panel(run: Run) -> Panel:
     prediction, _ = run.directory.prediction("grid")
-    probability = prediction.probs[:, 1].double().numpy().reshape(GRID_SIZE, GRID_SIZE)
-    return Panel(run.label, probability, _points(run))
-
-
-def _points(run: Run) -> tuple[Array, Array, Array]:
-    """Training points of both classes and OOD points, thinned evenly."""
     data = from_dict(DataConfig, run.data).load(run.seed)
+    return surface_panel(run.label, prediction.probs, data)
+
+
+def _points(data: Data) -> tuple[Array, Array, Array]:
+    """Training points of both classes and OOD points, thinned evenly."""
     (outside,) = (split.source for split in data.splits if split.role == "ood")
     assert isinstance(data.train, ArraySource)
     assert isinstance(outside, ArraySource)

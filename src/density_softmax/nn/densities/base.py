@@ -10,61 +10,26 @@ from torch import Tensor, nn
 from density_softmax.config import Family
 from density_softmax.errors import UserError
 from density_softmax.nn.precision import full_precision
-from density_softmax.stages import Estimate, Stage, Values
-from density_softmax.types import Batch
+from density_softmax.stages import Stage
 
 __all__ = ["Density", "DensityConfig", "mean_and_variance"]
 
 
 class Density(nn.Module, ABC):
-    """A density on standardised feature vectors that knows how it is fitted.
-
-    With u = (z − mean) / scale, log p(z) = log p(u) − Σ log scale. A density that does not
-    standardise keeps mean 0 and scale 1.
-    """
-
-    mean: Tensor
-    scale: Tensor
-    log_volume: Tensor
-
-    def __init__(self, num_features: int, standardize: bool) -> None:
-        super().__init__()
-        self.standardize = standardize
-        self.register_buffer("mean", torch.zeros(num_features))
-        self.register_buffer("scale", torch.ones(num_features))
-        self.register_buffer("log_volume", torch.zeros(()))  # Σ log scale
+    """A density on feature vectors that knows how it is fitted."""
 
     def log_prob(self, z: Tensor) -> Tensor:
         """log p(z; α), (batch,), in float32 whatever the network computes in."""
         with full_precision(z):
-            return self.standard_log_prob(self.standardized(z)) - self.log_volume
+            return self.log_prob_of_floats(z.float())
 
-    def standardized(self, z: Tensor) -> Tensor:
-        """u = (z − mean) / scale, in float32."""
-        return (z.float() - self.mean) / self.scale
+    @abstractmethod
+    def log_prob_of_floats(self, z: Tensor) -> Tensor:
+        """log p(z; α) of float32 features, (batch,)."""
 
+    @abstractmethod
     def stages(self) -> tuple[Stage, ...]:
-        """How mean, scale and α are found, from training features."""
-        moments = Estimate("standardize", self._moments, self._set_moments, on="features")
-        return (moments, *self.fitting()) if self.standardize else self.fitting()
-
-    @abstractmethod
-    def standard_log_prob(self, u: Tensor) -> Tensor:
-        """log p(u; α) of standardised features, (batch,)."""
-
-    @abstractmethod
-    def fitting(self) -> tuple[Stage, ...]:
-        """How α is found once mean and scale are known."""
-
-    def _moments(self, batch: Batch) -> Values:
-        z = batch.x.double()
-        return {"count": z.new_tensor(len(z)), "sum": z.sum(0), "squares": z.square().sum(0)}
-
-    def _set_moments(self, total: Values) -> None:
-        mean, variance = mean_and_variance(total["count"], total["sum"], total["squares"])
-        self.mean.copy_(mean)
-        self.scale.copy_(torch.where(variance == 0, 1.0, variance.sqrt()))
-        self.log_volume.copy_(self.scale.log().sum())
+        """How α is found, from training features."""
 
 
 class DensityConfig(Family, ABC):

@@ -3,27 +3,51 @@
 from __future__ import annotations
 
 import math
-from abc import ABC
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 
-from density_softmax.nn.densities.base import Density, DensityConfig
+from density_softmax.nn.densities.base import Density, DensityConfig, mean_and_variance
 from density_softmax.nn.flows import RadialFlow, RealNVP
 from density_softmax.optimization import Adam, Descent
-from density_softmax.stages import Stage, Train
+from density_softmax.stages import Estimate, Stage, Train, Values
+from density_softmax.types import Batch
 
 __all__ = ["FlowDensity", "RadialDensity", "TrainedDensity"]
 
 
 class TrainedDensity(Density, ABC):
-    """A density that descends on −E log p(z; α) (Eq. 5)."""
+    """A density on standardised features that descends on −E log p(z; α) (Eq. 5).
 
+    With u = (z − mean) / scale, log p(z) = log p(u) − Σ log scale. A density that does not
+    standardise keeps mean 0 and scale 1.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    log_volume: Tensor
     descent: Descent
 
-    def fitting(self) -> tuple[Stage, ...]:
-        """Maximum likelihood by gradient descent."""
+    def __init__(self, num_features: int, standardize: bool) -> None:
+        super().__init__()
+        self.standardize = standardize
+        self.register_buffer("mean", torch.zeros(num_features))
+        self.register_buffer("scale", torch.ones(num_features))
+        self.register_buffer("log_volume", torch.zeros(()))  # Σ log scale
+
+    def log_prob_of_floats(self, z: Tensor) -> Tensor:
+        """log p(u; α) − Σ log scale."""
+        return self.standard_log_prob((z - self.mean) / self.scale) - self.log_volume
+
+    @abstractmethod
+    def standard_log_prob(self, u: Tensor) -> Tensor:
+        """log p(u; α) of standardised features, (batch,)."""
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Mean and scale in one pass, then maximum likelihood by gradient descent."""
         descent = Train(
             "density",
             loss=lambda batch: -self.log_prob(batch.x).mean(),
@@ -32,7 +56,18 @@ class TrainedDensity(Density, ABC):
             on="features",
             monitor=lambda batch: {"nll": -self.log_prob(batch.x)},
         )
-        return (descent,)
+        moments = Estimate("standardize", self._moments, self._set_moments, on="features")
+        return (moments, descent) if self.standardize else (descent,)
+
+    def _moments(self, batch: Batch) -> Values:
+        z = batch.x.double()
+        return {"count": z.new_tensor(len(z)), "sum": z.sum(0), "squares": z.square().sum(0)}
+
+    def _set_moments(self, total: Values) -> None:
+        mean, variance = mean_and_variance(total["count"], total["sum"], total["squares"])
+        self.mean.copy_(mean)
+        self.scale.copy_(torch.where(variance == 0, 1.0, variance.sqrt()))
+        self.log_volume.copy_(self.scale.log().sum())
 
 
 def change_of_variables(t: Tensor, log_det: Tensor) -> Tensor:

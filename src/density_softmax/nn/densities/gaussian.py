@@ -21,21 +21,22 @@ __all__ = ["ClosedFormDensity", "GaussianDensity", "log_height", "whitening"]
 class ClosedFormDensity(Density, ABC):
     """A density whose maximum-likelihood estimate is a function of sums over the data.
 
+    It needs no standardiser: what whitens the features also puts them on one scale.
     The sums are float64, where products of float32 features are exact: what a mean far from zero
     then cancels is below the rounding of the features themselves. Covariances are the
     maximum-likelihood ones: divided by the number of samples, not by one less.
     """
 
-    def fitting(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[Stage, ...]:
         """One pass."""
         return (Estimate("density", self._statistics, self.estimate, on="features"),)
 
     def _statistics(self, batch: Batch) -> Values:
-        return self.sums(self.standardized(batch.x).double(), batch.y)
+        return self.sums(batch.x.double(), batch.y)
 
     @abstractmethod
-    def sums(self, u: Tensor, y: Tensor) -> Values:
-        """What a batch of standardised features and labels contributes."""
+    def sums(self, z: Tensor, y: Tensor) -> Values:
+        """What a batch of features and labels contributes."""
 
     @abstractmethod
     def estimate(self, total: Values) -> None:
@@ -44,7 +45,7 @@ class ClosedFormDensity(Density, ABC):
 
 @final
 class GaussianDensity(ClosedFormDensity):
-    """log N(u; m, Σ) = log|W| − ½ d log 2π − ½ ‖W(u − m)‖² with W Σ Wᵀ = I.
+    """log N(z; m, Σ) = log|W| − ½ d log 2π − ½ ‖W(z − m)‖² with W Σ Wᵀ = I.
 
     W is the inverse of Σ's Cholesky factor: prediction is one matrix product.
     """
@@ -57,27 +58,24 @@ class GaussianDensity(ClosedFormDensity):
     class Config(DensityConfig, kind="gaussian"):
         """One Gaussian for all classes, full covariance."""
 
-        standardize: bool = True
-
         def build(self, num_features: int, num_classes: int) -> GaussianDensity:
             """An unfitted Gaussian on vectors of `num_features`; classes make no difference."""
-            return GaussianDensity(num_features, self)
+            return GaussianDensity(num_features)
 
-    def __init__(self, num_features: int, config: Config | None = None) -> None:
-        config = config or GaussianDensity.Config()
-        super().__init__(num_features, config.standardize)
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
         self.register_buffer("center", torch.zeros(num_features))
         self.register_buffer("whitening", torch.eye(num_features))
         self.register_buffer("log_height", log_height(self.whitening))
 
-    def standard_log_prob(self, u: Tensor) -> Tensor:
-        """log N(u; m, Σ)."""
-        y = F.linear(u - self.center, self.whitening)
+    def log_prob_of_floats(self, z: Tensor) -> Tensor:
+        """log N(z; m, Σ)."""
+        y = F.linear(z - self.center, self.whitening)
         return self.log_height - 0.5 * y.square().sum(-1)
 
-    def sums(self, u: Tensor, y: Tensor) -> Values:
+    def sums(self, z: Tensor, y: Tensor) -> Values:
         """Count, sum and sum of outer products."""
-        return {"count": u.new_tensor(len(u)), "sum": u.sum(0), "outer": u.T @ u}
+        return {"count": z.new_tensor(len(z)), "sum": z.sum(0), "outer": z.T @ z}
 
     def estimate(self, total: Values) -> None:
         """Mean and covariance."""

@@ -22,7 +22,7 @@ LARGEST = 2**31
 
 
 class ClassMixture(ClosedFormDensity, ABC):
-    """log p(u) = logsumexp_c(log π_c + log N(u; m_c, Σ_c)), π_c the share of class c.
+    """log p(z) = logsumexp_c(log π_c + log N(z; m_c, Σ_c)), π_c the share of class c.
 
     A class that has no sample has π_c = 0 and takes no part.
     """
@@ -30,23 +30,23 @@ class ClassMixture(ClosedFormDensity, ABC):
     center: Tensor
     log_weight: Tensor
 
-    def __init__(self, num_features: int, num_classes: int, standardize: bool) -> None:
-        super().__init__(num_features, standardize)
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
         self.num_classes = num_classes
         self.register_buffer("center", torch.zeros(num_features))
         # log π_c plus the log height of the class's Gaussian.
         height = log_height(torch.eye(num_features)) - torch.tensor(num_classes).log()
         self.register_buffer("log_weight", height.repeat(num_classes))
 
-    def class_sums(self, u: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def class_sums(self, z: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Counts and sums of every class."""
         legal = (y >= 0) & (y < self.num_classes)
         if not legal.all():
             raise UserError(
                 f"label {int(y[~legal][0])}: the density knows classes 0 to {self.num_classes - 1}"
             )
-        member = F.one_hot(y, self.num_classes).to(u)
-        return {"count": member.sum(0), "sum": member.T @ u}
+        member = F.one_hot(y, self.num_classes).to(z)
+        return {"count": member.sum(0), "sum": member.T @ z}
 
 
 @final
@@ -63,34 +63,33 @@ class GaussianMixtureDensity(ClassMixture):
     class Config(DensityConfig, kind="gaussian_mixture"):
         """Attributes: `tied` gives all classes one covariance, that within classes."""
 
-        standardize: bool = True
         tied: bool = False
 
         def build(self, num_features: int, num_classes: int) -> ClassMixture:
             """An unfitted mixture of a Gaussian per class."""
             member = TiedMixtureDensity if self.tied else GaussianMixtureDensity
-            return member(num_features, num_classes, self.standardize)
+            return member(num_features, num_classes)
 
-    def __init__(self, num_features: int, num_classes: int, standardize: bool = True) -> None:
+    def __init__(self, num_features: int, num_classes: int) -> None:
         if num_classes * num_features**2 > LARGEST:
             raise UserError(
                 f"{num_classes} covariances of {num_features} features take "
                 f"{4 * num_classes * num_features**2 / 1e9:.0f} GB: set the density's tied=true"
             )
-        super().__init__(num_features, num_classes, standardize)
+        super().__init__(num_features, num_classes)
         self.register_buffer("whitening", torch.eye(num_features).repeat(num_classes, 1, 1))
         self.register_buffer("offset", torch.zeros(num_classes, num_features))
 
-    def standard_log_prob(self, u: Tensor) -> Tensor:
-        """logsumexp_c(log π_c + log N(u; m_c, Σ_c))."""
-        y = F.linear(u - self.center, self.whitening.flatten(0, 1), self.offset.flatten())
+    def log_prob_of_floats(self, z: Tensor) -> Tensor:
+        """logsumexp_c(log π_c + log N(z; m_c, Σ_c))."""
+        y = F.linear(z - self.center, self.whitening.flatten(0, 1), self.offset.flatten())
         squared = y.unflatten(-1, self.offset.shape).square().sum(-1)
         return (self.log_weight - 0.5 * squared).logsumexp(-1)
 
-    def sums(self, u: Tensor, y: Tensor) -> Values:
+    def sums(self, z: Tensor, y: Tensor) -> Values:
         """Counts, sums and sums of outer products of every class."""
-        classes = [u[y == c] for c in range(self.num_classes)]
-        return {**self.class_sums(u, y), "outer": torch.stack([v.T @ v for v in classes])}
+        classes = [z[y == c] for c in range(self.num_classes)]
+        return {**self.class_sums(z, y), "outer": torch.stack([v.T @ v for v in classes])}
 
     def estimate(self, total: Values) -> None:
         """Share, mean and covariance of every class."""
@@ -110,9 +109,9 @@ class GaussianMixtureDensity(ClassMixture):
 class TiedMixtureDensity(ClassMixture):
     """A class mixture whose Gaussians share the covariance within classes.
 
-    In whitened coordinates y = W(u − center) the classes' scores are linear, as in linear
+    In whitened coordinates y = W(z − center) the classes' scores are linear, as in linear
     discriminant analysis: s_c = log π_c + w_c·y − ½‖w_c‖². With c the class of the highest,
-    log p(u) = log p(u, c) − log p(c | u), where p(c | u) is the softmax of the scores: no
+    log p(z) = log p(z, c) − log p(c | z), where p(c | z) is the softmax of the scores: no
     difference of large squares appears.
     """
 
@@ -120,23 +119,23 @@ class TiedMixtureDensity(ClassMixture):
     location: Tensor
     intercept: Tensor
 
-    def __init__(self, num_features: int, num_classes: int, standardize: bool = True) -> None:
-        super().__init__(num_features, num_classes, standardize)
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__(num_features, num_classes)
         self.register_buffer("whitening", torch.eye(num_features))
         self.register_buffer("location", torch.zeros(num_classes, num_features))
         self.register_buffer("intercept", torch.zeros(num_classes))
 
-    def standard_log_prob(self, u: Tensor) -> Tensor:
-        """log p(u, c) − log p(c | u) with c the likeliest class."""
-        y = F.linear(u - self.center, self.whitening)
+    def log_prob_of_floats(self, z: Tensor) -> Tensor:
+        """log p(z, c) − log p(c | z) with c the likeliest class."""
+        y = F.linear(z - self.center, self.whitening)
         scores = F.linear(y, self.location, self.intercept)
         c = scores.argmax(-1)
         joint = self.log_weight[c] - 0.5 * (y - self.location[c]).square().sum(-1)
         return joint - scores.log_softmax(-1).amax(-1)
 
-    def sums(self, u: Tensor, y: Tensor) -> Values:
+    def sums(self, z: Tensor, y: Tensor) -> Values:
         """Counts and sums of every class, and one sum of outer products."""
-        return {**self.class_sums(u, y), "outer": u.T @ u}
+        return {**self.class_sums(z, y), "outer": z.T @ z}
 
     def estimate(self, total: Values) -> None:
         """Shares and means of the classes, and the covariance within them."""
