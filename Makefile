@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo test docs check format bench clean
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -22,7 +22,10 @@ demo: setup ## train on two moons, write figures and a report to runs/demo
 test: setup ## run the tests
 	$(BIN)/pytest
 
-check: setup ## format, lint, types and tests
+docs: setup ## build the documentation into site/, with every warning an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+check: setup docs ## format, lint, types, documentation and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -38,4 +41,4 @@ bench: setup ## run the benchmarks that need no downloaded data
 	$(BIN)/python benchmarks/corruption_speed.py
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_densities_contract import CONFIGS, ANY_UNITS
+from test_densities_contract import ANY_UNITS, CONFIGS
 from torch import nn
 
 from density_softmax.data import ArraySource

@@ -3,16 +3,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from density_softmax.data.toy import GRID_SIZE, grid
+from density_softmax.data.toy import GRID_SIZE, Toy, grid
 from density_softmax.report import surfaces
 from density_softmax.report.runs import find_runs
 from density_softmax.report.style import paper_style, save_figure
 from density_softmax.report.surface_figure import Layout, Panel, surface_figure
-from density_softmax.report.surfaces import MEASURES, entropy, write_surfaces
+from density_softmax.report.surfaces import MEASURES, entropy, surface_panel, write_surfaces
 from density_softmax.storage import StorageError
 
 MakeRun = Callable[..., Path]
@@ -68,6 +69,14 @@ def test_each_method_has_a_column_and_all_share_two_scales() -> None:
     figure = draw(panel("one"), panel("two"), panel("three"))
     assert len(figure.axes) == 2 * 3 + 2
     assert [axes.get_title() for axes in figure.axes[:6:2]] == ["one", "two", "three"]
+
+
+def test_a_panel_is_the_right_way_up_and_has_points_of_every_kind() -> None:
+    p = torch.as_tensor(grid()[:, 1]).sigmoid()
+    made = surface_panel("slope", torch.stack([1 - p, p], dim=1), Toy().load(0))
+    assert (np.diff(made.probability, axis=0) > 0).all()
+    upper, lower, cluster = (points[:, 1].mean() for points in made.points)
+    assert upper > lower > cluster
 
 
 def test_the_boundary_is_the_line_between_the_classes() -> None:
