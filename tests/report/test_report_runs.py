@@ -122,3 +122,10 @@ def test_the_command_rebuilds_the_recipe(name: str, changes: list[str]) -> None:
     for flag, word in pairwise(words):
         rebuilt = override(rebuilt, word) if flag == "--set" else rebuilt
     assert rebuilt == recipe
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, 3), (0, 0), (7, 7)])
+def test_data_come_from_the_seed_of_the_recipe_if_it_has_one(
+    own: int | None, expected: int
+) -> None:
+    assert Run(Path("run"), {"data_seed": own}, "default", seed=3).data_seed == expected

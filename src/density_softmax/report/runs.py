@@ -58,6 +58,12 @@ class Run:
         return self.recipe["data"]
 
     @property
+    def data_seed(self) -> int:
+        """The seed that decided its data."""
+        own = self.recipe.get("data_seed")
+        return self.seed if own is None else int(own)
+
+    @property
     def key(self) -> tuple[str, str, str, int]:
         """What its rows begin with."""
         return str(self.recipe["name"]), self.method, self.variant, self.seed

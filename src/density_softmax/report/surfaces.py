@@ -82,7 +82,7 @@ def _by_data(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def _panel(run: Run) -> Panel:
     prediction, _ = run.directory.prediction("grid")
-    data = from_dict(DataConfig, run.data).load(run.seed)
+    data = from_dict(DataConfig, run.data).load(run.data_seed)
     return surface_panel(run.label, prediction.probs, data)
 
 
