@@ -60,7 +60,7 @@ def densities(recipe: Recipe) -> tuple[Variant, ...]:
 
 
 def layers(recipe: Recipe) -> tuple[Variant, ...]:
-    """Layers that the density reads, with and without the last features and the energy."""
+    """Layers that a density reads, with and without the last features and the energy."""
     kind = recipe.encoder.kind
     if kind not in LAYERS:
         raise ConfigError(
@@ -68,13 +68,33 @@ def layers(recipe: Recipe) -> tuple[Variant, ...]:
             "--set 'method.layers=[\"NAME\"]'"
         )
     first, second = LAYERS[kind]
-    reading = [f"method.layers={json.dumps(names)}" for names in ([first], [first, second])]
-    energy = "method.energy=true"
+    experts = itertools.product(([first], [first, second]), (True, False), (True, False))
     return (
-        (energy,),
-        *((change,) for change in reading),
-        *((change, energy) for change in reading),
-        (reading[-1], "method.last=false"),
+        *(_reading([], True, energy) for energy in (True, False)),
+        *(_reading(*choice) for choice in experts),
+    )
+
+
+def forms(recipe: Recipe) -> tuple[Variant, ...]:
+    """The paper's method beside the recipe's: RealNVP on raw last features, with the head stage.
+
+    The scale is that of the paper's code, `range`, or that of its text, `max`.
+    """
+    config = _config(recipe)
+    head = _other_head(recipe) if config.head is None else UNCHANGED
+    # Not again where it is the recipe's own, which may have another range.
+    code = UNCHANGED if config.scale.kind == "range" else ("method.scale=range",)
+    density = ("method.density=realnvp", "method.density.standardize=false")
+    common = (*_reading([], True, False), *density, *head)
+    return ((*common, *code), (*common, "method.scale=max"))
+
+
+def _reading(names: list[str], last: bool, energy: bool) -> Variant:
+    """What the densities read, said in full: a recipe may have a choice of its own."""
+    return (
+        f"method.layers={json.dumps(names)}",
+        f"method.last={json.dumps(last)}",
+        f"method.energy={json.dumps(energy)}",
     )
 
 
@@ -84,6 +104,7 @@ ABLATIONS: dict[str, Callable[[Recipe], tuple[Variant, ...]]] = {
     "scales": scales,
     "densities": densities,
     "layers": layers,
+    "forms": forms,
 }
 
 
