@@ -197,8 +197,10 @@ class Network:
         found = self.quality(methods)
         latencies = self.latencies(methods, repeats)
         for name, ratio in latencies.items():
-            seconds = pass_seconds + self.fit_seconds[name]
-            found[name]["cost"] = {"latency_ratio:1": ratio, "attach_seconds": seconds}
+            found[name]["cost"] = {"latency_ratio:1": ratio}
+            if name not in ("erm", *CONTROLS):
+                seconds = pass_seconds + self.fit_seconds[name]
+                found[name]["cost"]["attach_seconds"] = seconds
         found["default"]["cost"]["attach_seconds"] = self.attach_seconds
         found["default"]["cost"] |= self.exported_latency(repeats)
         return {name: splits | mean_over_shifts(splits) for name, splits in found.items()}
