@@ -48,7 +48,8 @@ from density_softmax.nn.scale import (
     TemperatureScale,
 )
 from density_softmax.optimization import Adam, Descent
-from density_softmax.posthoc import around, default_config
+from density_softmax.posthoc import around
+from density_softmax.recipes.closed_form import closed_form
 from density_softmax.report.style import (
     DARK_BLUE,
     DARK_ORANGE,
@@ -69,7 +70,7 @@ Found = dict[str, dict[str, float]]
 
 def rules() -> dict[str, DensitySoftmax.Config]:
     """What is compared. The density that ERM and its controls carry is not used."""
-    base = default_config(LAYERS)
+    base = closed_form(LAYERS)
     last = dataclasses.replace(base, layers=(), energy=False)
     shallow = dataclasses.replace(base, last=False, energy=False)
     assert isinstance(base.scale, QuantileScale.Config)

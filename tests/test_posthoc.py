@@ -12,7 +12,7 @@ from density_softmax.methods import DensitySoftmax
 from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
 from density_softmax.nn.reading import pooled
 from density_softmax.optimization import Adam, Descent
-from density_softmax.posthoc import default_config
+from density_softmax.recipes.closed_form import closed_form
 
 ENGINE = ds.EngineConfig(accelerator="cpu", predict_batch_size=32)
 
@@ -205,7 +205,7 @@ def test_inputs_unlike_the_data_lose_confidence_and_gain_uncertainty():
 def test_the_head_stage_changes_the_head_alone_and_only_if_asked():
     model = build("convolutional")
     before = copy.deepcopy(model.state_dict())
-    config = default_config(())
+    config = closed_form(())
     head = Descent(epochs=3, batch_size=32, optimizer=Adam(lr=1e-2))
     attached(model, config=DensitySoftmax.Config(**{**vars(config), "head": head}))
     changed = {n for n, value in model.state_dict().items() if not torch.equal(value, before[n])}

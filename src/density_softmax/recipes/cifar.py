@@ -6,13 +6,14 @@ from dataclasses import replace
 
 from density_softmax.data.image_data import ImageData
 from density_softmax.methods import DensitySoftmax, MethodConfig
-from density_softmax.nn.densities import FlowDensity, GaussianDensity
+from density_softmax.nn.densities import FlowDensity
 from density_softmax.nn.penalty import FrobeniusPenalty
-from density_softmax.nn.scale import QuantileScale, RangeScale
+from density_softmax.nn.scale import RangeScale
 from density_softmax.nn.wide_resnet import WideResNet
 from density_softmax.optimization import SGD, Adam, Descent, OneCycle, Steps
 from density_softmax.recipes.base import Recipe, choose
 from density_softmax.recipes.bounded import bounded_on_cifar, bounded_on_small_images
+from density_softmax.recipes.closed_form import closed_form
 from density_softmax.recipes.kernels import kernels_on_cifar, kernels_on_small_images
 from density_softmax.recipes.one_network import (
     one_network_on_cifar,
@@ -81,14 +82,8 @@ def cifar10_small(method: str = "density_softmax") -> Recipe:
             posterior=replace(train, optimizer=Adam(lr=5e-3)), natural=train
         ),
         **varied_weights(replace(train, optimizer=SGD(lr=0.2)), l2=2.5e-4),
-        "density_softmax": DensitySoftmax.Config(
-            penalty=penalty,
-            representation=train,
-            density=GaussianDensity.Config(),
-            layers=("group1", "group2"),
-            energy=True,
-            scale=QuantileScale.Config(quantile=0.1, budget=0.0075),
-            head=None,
+        "density_softmax": replace(
+            closed_form(("group1", "group2")), penalty=penalty, representation=train
         ),
     }
     return Recipe(

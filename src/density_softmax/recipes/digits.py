@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from density_softmax.data.image_data import ImageData
 from density_softmax.engine.runtime import EngineConfig
-from density_softmax.methods import DensitySoftmax, MethodConfig
-from density_softmax.nn.densities import FlowDensity
+from density_softmax.methods import MethodConfig
 from density_softmax.nn.penalty import FrobeniusPenalty
 from density_softmax.nn.wide_resnet import WideResNet
 from density_softmax.optimization import Adam, Descent, OneCycle
 from density_softmax.recipes.base import Recipe, choose
 from density_softmax.recipes.bounded import bounded_on_small_images
+from density_softmax.recipes.closed_form import closed_form
 from density_softmax.recipes.kernels import kernels_on_small_images
 from density_softmax.recipes.one_network import one_network_on_small_images
 from density_softmax.recipes.plain import plain_methods
@@ -34,11 +34,8 @@ def digits(method: str = "density_softmax") -> Recipe:
         **one_network_on_small_images(train),
         **posteriors_on_small_images(posterior=train, natural=train),
         **varied_weights(train),
-        "density_softmax": DensitySoftmax.Config(
-            penalty=penalty,
-            representation=train,
-            density=FlowDensity.Config(descent=Descent(epochs=100, optimizer=Adam(lr=1e-3))),
-            head=None,
+        "density_softmax": replace(
+            closed_form(("group1", "group2")), penalty=penalty, representation=train
         ),
     }
     return Recipe(

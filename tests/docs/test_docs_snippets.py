@@ -1,0 +1,97 @@
+"""The Python of the documentation runs, page by page, and prints what the page says it prints."""
+
+import contextlib
+import io
+import re
+from collections import OrderedDict
+
+import pytest
+import torch
+from fenced_blocks import PAGES, blocks, name
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import density_softmax as ds
+
+WITH_PYTHON = [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
+NUMBER = re.compile(r"\d+\.\d+")
+
+
+def images(count, num_classes):
+    y = torch.arange(count) % num_classes
+    return torch.randn(count, 3, 8, 8) + y[:, None, None, None], y
+
+
+def classifier(num_classes):
+    layers = {
+        "layer1": nn.Conv2d(3, 8, 3),
+        "layer2": nn.Conv2d(8, 8, 3),
+        "pool": nn.AdaptiveAvgPool2d(1),
+        "flatten": nn.Flatten(),
+        "fc": nn.Linear(8, num_classes),
+    }
+    return nn.Sequential(OrderedDict(layers)).eval()
+
+
+def trained_model():
+    """What a reader has who wants uncertainty for it."""
+    train, valid = (TensorDataset(*images(count, 4)) for count in (200, 100))
+    return {
+        "resnet": classifier(4),
+        "train_loader": DataLoader(train, batch_size=50, shuffle=True),
+        "valid_loader": DataLoader(valid, batch_size=50),
+        "x": images(5, 4)[0],
+    }
+
+
+def table():
+    x, y = torch.randn(150, 20), torch.arange(150) % 3
+    x += y[:, None]
+    halves = {"x_train": x[:100], "y_train": y[:100], "x_valid": x[100:], "y_valid": y[100:]}
+    return {**halves, "X": x.numpy(), "y": y.numpy()}
+
+
+def attached_model():
+    """What a reader has who wants to serve it."""
+    train, heldout = images(200, 2), images(100, 2)
+    model = ds.attach(classifier(2), head="fc", train=train, calibration=heldout, progress=False)
+    photos = torch.randint(256, (4, 8, 8, 3), dtype=torch.uint8).numpy()
+    return {
+        "ds": ds,
+        "model": model,
+        "x": train[0],
+        "x_held": heldout[0],
+        "y_held": heldout[1],
+        "images": photos,
+    }
+
+
+# The names that a page takes for granted. The others take none.
+GIVEN = {
+    "README.md": lambda: {**trained_model(), **table()},
+    "docs/attach.md": trained_model,
+    "docs/deployment.md": attached_model,
+}
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name)
+def test_the_python_of_a_page_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names, printed = GIVEN.get(name(page), dict)(), ""
+    for language, text, line in blocks(page):
+        if language == "text":
+            assert_alike(printed, text)
+        if language == "python":
+            # Errors name the page and its line.
+            code = compile("\n" * (line - 1) + text, str(page), "exec")
+            with contextlib.redirect_stdout(io.StringIO()) as stream:
+                exec(code, names)
+            printed = stream.getvalue()
+
+
+def assert_alike(printed, said):
+    """The same words, and numbers that differ by rounding and by the machine at most."""
+    assert NUMBER.sub("0", printed).split() == NUMBER.sub("0", said).split()
+    for ours, theirs in zip(NUMBER.findall(printed), NUMBER.findall(said), strict=True):
+        assert float(ours) == pytest.approx(float(theirs), abs=0.03)
