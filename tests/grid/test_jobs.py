@@ -39,7 +39,7 @@ def process_of(log: Path) -> int:
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen | None = None) -> None:
     """Until it holds, or the process that is to make it hold has ended."""
-    end = time.monotonic() + 100.0
+    end = time.monotonic() + 300.0
     while not condition():
         assert time.monotonic() < end
         assert process is None or process.poll() is None
