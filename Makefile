@@ -23,7 +23,8 @@ test: setup ## run the tests
 	$(BIN)/pytest
 
 docs: setup ## build the documentation into site/, with every warning an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@# Not --quiet: it hides warnings from --strict, too.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: setup docs ## format, lint, types, documentation and tests
 	$(BIN)/ruff format --check .

@@ -7,6 +7,7 @@ from fenced_blocks import FENCE, PAGES, ROOT, name
 from markdown.extensions.toc import slugify
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+PATH = re.compile(r"`((?:benchmarks|docs|examples|src|tests)/[\w./-]*)`")
 
 
 def anchors(page):
@@ -23,3 +24,9 @@ def test_relative_links_lead_to_files_and_their_headings(page):
         target = (page.parent / path).resolve() if path else page
         assert target.is_file(), link
         assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_files_that_are_named_are_there(page):
+    for path in PATH.findall(page.read_text(encoding="utf-8")):
+        assert (ROOT / path).exists(), path
