@@ -107,7 +107,12 @@ def test_without_held_out_data_there_are_no_thresholds(images):
 
 def test_the_export_reports_what_it_folded_and_how_exact_it_is(images):
     # Of the WRN's seven batch norms three follow a convolution that nothing else reads.
-    assert images.folded == {"spectral norms": 0, "batch norms": 3, "flow conditioners": 0}
+    assert images.folded == {
+        "spectral norms": 0,
+        "batch norms": 3,
+        "flow conditioners": 0,
+        "Gaussian experts": 1,
+    }
     assert set(images.parity) == {1, 7}
     assert max(images.parity.values()) <= TOLERANCE
 

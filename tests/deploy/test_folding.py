@@ -7,20 +7,25 @@ import torch
 from exported_models import draw, settle_statistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from density_softmax.deploy.folding import (
     FusedCoupling,
+    FusedGaussians,
     fold_batch_norms,
     fold_spectral_norms,
     fuse_conditioners,
+    fuse_gaussians,
 )
 from density_softmax.nn import spectral
+from density_softmax.nn.densities import FlowDensity, GaussianDensity
+from density_softmax.nn.evidence import Evidence
 from density_softmax.nn.flows import AffineCoupling, RealNVP
 from density_softmax.nn.reading import LayerReader
 from density_softmax.nn.resnet import BasicBlock
 from density_softmax.nn.wide_resnet import PreActivationBlock
+from density_softmax.types import Batch
 
 IMAGES = draw(3, 4, 6, 6)
 
@@ -149,3 +154,51 @@ def test_a_fused_coupling_calls_half_as_many_layers():
 def test_conditioners_without_inputs_are_left_alone():
     flow = nn.Sequential(RealNVP(1, 1, (4,)))
     assert fuse_conditioners(flow, draw(2, 1)) == []
+
+
+def evidence_of(columns: list[slice], energy: bool, num_samples: int = 200) -> Evidence:
+    """Gaussians fitted to features of different units, each expert with a spread of its own."""
+    z = features(num_samples)
+    found = {}
+    for number, place in enumerate(columns):
+        gaussian = GaussianDensity(place.stop - place.start)
+        (stage,) = gaussian.stages()
+        labels = torch.zeros(num_samples, dtype=torch.long)
+        stage.finish(stage.statistics(Batch(z[:, place], labels)))
+        found[f"expert{number}"] = (gaussian, place)
+    evidence = Evidence(found, energy)
+    evidence.fit(evidence.experts(z, logits_of(z)))
+    return evidence
+
+
+def features(num_samples: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    mixed = torch.randn(num_samples, 7, generator=generator) @ torch.linspace(-1, 2, 49).view(7, 7)
+    noise = torch.randn(num_samples, 7, generator=generator)
+    return (mixed + noise) * torch.logspace(-3, 2, 7) + 5
+
+
+def logits_of(z: Tensor) -> Tensor:
+    return z[:, :3] / 2
+
+
+@pytest.mark.parametrize("energy", [True, False])
+@pytest.mark.parametrize(
+    "columns",
+    [[slice(0, 7)], [slice(3, 7)], [slice(3, 7), slice(0, 3)]],
+    ids=["last", "layers", "both"],
+)
+def test_fused_gaussians_give_the_same_evidence(columns: list[slice], energy: bool) -> None:
+    network = nn.ModuleDict({"evidence": evidence_of(columns, energy)})
+    z = torch.cat([features(50, seed=1), 3 * features(50, seed=2)])
+    expected = network["evidence"](z, logits_of(z))
+    assert fuse_gaussians(network, z) == ["evidence"]
+    assert isinstance(network["evidence"], FusedGaussians)
+    torch.testing.assert_close(network["evidence"](z, logits_of(z)), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_an_evidence_with_other_densities_is_left_alone() -> None:
+    densities = {"a": (GaussianDensity(2), slice(0, 2)), "b": (FlowDensity(2), slice(2, 4))}
+    network = nn.ModuleDict({"evidence": Evidence(densities)})
+    assert fuse_gaussians(network, torch.zeros(1, 4)) == []
+    assert isinstance(network["evidence"], Evidence)

@@ -1,7 +1,8 @@
 """What is computed again for every input although it never changes, computed once.
 
-Three folds, none of which changes the function: spectral normalisations into their weights, batch
-norms into the layers before them, and the two networks of a coupling into one.
+Four folds, none of which changes the function: spectral normalisations into their weights, batch
+norms into the layers before them, the two networks of a coupling into one, and Gaussian experts
+into one.
 """
 
 from __future__ import annotations
@@ -12,21 +13,27 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
+from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from density_softmax.deploy.graph import trace
 from density_softmax.nn import spectral
+from density_softmax.nn.densities import GaussianDensity
+from density_softmax.nn.evidence import Evidence
 from density_softmax.nn.flows import AffineCoupling
+from density_softmax.nn.precision import full_precision
 from density_softmax.nn.surgery import replace_layers
 
 __all__ = [
     "FOLDS",
     "FusedCoupling",
+    "FusedGaussians",
     "fold_all",
     "fold_batch_norms",
     "fold_spectral_norms",
     "fuse_conditioners",
+    "fuse_gaussians",
 ]
 
 aten = torch.ops.aten
@@ -92,10 +99,24 @@ def fuse_conditioners(network: nn.Module, example: Tensor) -> list[str]:
     return replace_layers(network, rule)
 
 
+@torch.no_grad()
+def fuse_gaussians(network: nn.Module, example: Tensor) -> list[str]:
+    """Let all experts of an evidence that are Gaussians be one matrix product."""
+
+    def rule(name: str, layer: nn.Module) -> nn.Module | None:
+        if not isinstance(layer, Evidence):
+            return None
+        kinds = {type(density) for density in layer.densities.values()}
+        return FusedGaussians(layer) if kinds == {GaussianDensity} else None
+
+    return replace_layers(network, rule)
+
+
 FOLDS: dict[str, Callable[[nn.Module, Tensor], list[str]]] = {
     "spectral norms": fold_spectral_norms,
     "batch norms": fold_batch_norms,
     "flow conditioners": fuse_conditioners,
+    "Gaussian experts": fuse_gaussians,
 }
 
 
@@ -123,6 +144,48 @@ class FusedCoupling(nn.Module):
         raw, shift = self.network(kept).chunk(2, dim=-1)
         s = torch.tanh(raw)
         return s.exp() * moved + shift, s.sum(-1)
+
+
+@final
+class FusedGaussians(nn.Module):
+    """Σ_i w_i (ℓ_i − c_i) of Gaussians ℓ_i and the energy as h − ‖A(z − m)‖² + w log Σ exp g(z).
+
+    The rows of A are those of all the √(w_i/2) W_i, each in the columns that its expert reads; h
+    holds what does not depend on the input.
+    """
+
+    center: Tensor
+    whitening: Tensor
+    height: Tensor
+    energy: Tensor | None
+
+    def __init__(self, evidence: Evidence) -> None:
+        super().__init__()
+        begin = min(columns.start for columns in evidence.columns)
+        self.columns = slice(begin, max(columns.stop for columns in evidence.columns))
+        width = self.columns.stop - begin
+        weight = evidence.weight.double()
+        center, blocks, height = torch.zeros(width), [], -weight @ evidence.center.double()
+        gaussians = zip(evidence.densities.values(), evidence.columns, weight, strict=False)
+        for gaussian, columns, share in gaussians:
+            assert isinstance(gaussian, GaussianDensity)
+            own = slice(columns.start - begin, columns.stop - begin)
+            block = torch.zeros(len(gaussian.center), width, dtype=torch.float64)
+            block[:, own] = (share / 2).sqrt() * gaussian.whitening.double()
+            blocks.append(block)
+            center[own] = gaussian.center
+            height += share * gaussian.log_height.double()
+        self.register_buffer("center", center)
+        self.register_buffer("whitening", torch.cat(blocks).float())
+        self.register_buffer("height", height.float())
+        self.register_buffer("energy", weight[-1].float() if evidence.energy else None)
+
+    def forward(self, features: Tensor, logits: Tensor) -> Tensor:
+        """The evidence of each sample."""
+        with full_precision(features):
+            y = F.linear(features[:, self.columns].float() - self.center, self.whitening)
+            found = self.height - y.square().sum(-1)
+            return found if self.energy is None else found + self.energy * logits.logsumexp(-1)
 
 
 @torch.no_grad()

@@ -48,8 +48,12 @@ def pooled(h: Tensor) -> tuple[Tensor, ...]:
     if h.ndim == 3:
         h = h.transpose(1, 2)
     with full_precision(h):
-        h = h.float().flatten(2).contiguous()
+        h = h.float()
+        if torch.compiler.is_compiling():  # or exporting: what is traced is fused later
+            variance, mean = torch.var_mean(h, dim=tuple(range(2, h.ndim)), correction=0)
+            return mean, (variance + EPSILON).sqrt()
         # Group norm gives both in one operation; torch.var_mean takes fifty times as long.
+        h = h.flatten(2).contiguous()
         batch, channels, positions = h.shape
         _, mean, inverse_std = torch.native_group_norm(
             h, None, None, batch, channels, positions, channels, EPSILON
