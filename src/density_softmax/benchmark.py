@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from density_softmax.engine.runtime import derive_seed
 from density_softmax.engine.samples import keep_features, training_sample
 from density_softmax.engine.sharing import num_batches
 from density_softmax.errors import UserError
+from density_softmax.handover import check_donor, record_of, take_over
 from density_softmax.methods import Deterministic, Method
 from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.types import Data, Prediction, Row, Split, Task
@@ -60,18 +61,22 @@ def run(
     *,
     seed: int = 0,
     resume: bool = False,
+    donor: Path | None = None,
     evaluated: bool = True,
     progress: bool = True,
 ) -> list[Row]:
     """Train and evaluate a recipe into a run directory; returns its rows.
 
+    The first stage is taken over from the run `donor`, if there is one and it is the same there.
     Without an evaluation there are no rows: what is trained is to become part of something else.
     """
     fabric = start(recipe.engine)
     directory, identity = RunDirectory(out), identify(recipe, seed)
     data = recipe.load_data(seed)  # before the directory is claimed: data may be missing
+    if donor is not None:  # before as well: it may be refused
+        on_first(fabric, lambda: check_donor(recipe, seed, donor, directory, identity))
     claim(fabric, directory, identity, resume)
-    method, record = train(fabric, recipe, seed, data, directory, progress)
+    method, record = train(fabric, recipe, seed, data, directory, progress, donor)
     if not evaluated:
         return []
     found = measure(fabric, recipe, method, data, directory, progress)
@@ -83,13 +88,21 @@ def run(
 
 
 def train(
-    fabric: Fabric, recipe: Recipe, seed: int, data: Data, directory: RunDirectory, progress: bool
+    fabric: Fabric,
+    recipe: Recipe,
+    seed: int,
+    data: Data,
+    directory: RunDirectory,
+    progress: bool,
+    donor: Path | None = None,
 ) -> tuple[Method, Checkpoints]:
     """The trained method of a run whose directory is claimed, and the record of its training."""
     if recipe.method.parts():
         method, record = train_members(fabric, recipe, seed, data, directory, progress)
     else:
         method = build(recipe, data.task, seed)
+        if donor is not None:
+            on_first(fabric, lambda: take_over(recipe, seed, donor, directory, method))
         record = fit(
             method,
             data.train,
@@ -128,7 +141,7 @@ def train_members(
 
 def member_runs(recipe: Recipe, seed: int) -> list[tuple[Recipe, int]]:
     """The recipe and the seed of each part of a method: the same data, other weights and orders."""
-    data_seed = seed if recipe.data_seed is None else recipe.data_seed
+    data_seed = recipe.resolved_data_seed(seed)
     return [
         (replace(recipe, method=part, data_seed=data_seed), derive_seed(seed, number))
         for number, part in enumerate(recipe.method.parts())
@@ -199,7 +212,7 @@ def restore(method: Method, directory: RunDirectory) -> None:
         restore(part, directory.member(number))
     if method.parts():
         return
-    record = Checkpoints(directory.path, directory.identity(), resume=True, writer=False)
+    record = record_of(directory)
     if len(record.finished) < len(method.stages()):
         raise UserError(f"{directory.path}: is not finished; continue it with train --resume")
     record.restore(method)
@@ -237,11 +250,16 @@ def identify(recipe: Recipe, seed: int) -> dict[str, Any]:
 def claim(
     fabric: Fabric, directory: RunDirectory, identity: Mapping[str, Any], resume: bool
 ) -> None:
-    """Let one process make the directory this run's; all of them learn of a refusal."""
+    """Make the directory this run's."""
+    on_first(fabric, lambda: directory.claim(identity, resume=resume))
+
+
+def on_first(fabric: Fabric, action: Callable[[], object]) -> None:
+    """Let one process act; all of them wait for it, and learn of a refusal."""
     refusal = None
     if fabric.is_global_zero:
         try:
-            directory.claim(identity, resume=resume)
+            action()
         except UserError as error:
             refusal = str(error)
     refusal = fabric.broadcast(refusal)

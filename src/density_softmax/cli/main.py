@@ -62,6 +62,10 @@ def train(
         int | None, typer.Option(min=0, help="Train only this member of an ensemble.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a killed run.")] = False,
+    donor: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN", help="Take over the first stage of that run."),
+    ] = None,
     evaluated: Annotated[
         bool, typer.Option("--evaluate/--no-evaluate", help="Evaluate what was trained.")
     ] = True,
@@ -69,6 +73,10 @@ def train(
     """Train a method with a recipe, evaluate it, and keep everything in a run directory.
 
     A run that was killed continues with `--resume` and ends with the same weights.
+
+    With `--from RUN` the first stage of density_softmax, encoder and head, is not trained but
+    taken over from another run of it, with its cost. The result is the same, bit for bit: a run
+    is refused whose data, encoder, seed, penalty or training of them differ.
 
     The members of an ensemble are runs of their own, in `members/` of its directory. They can
     be trained one by one, on any machine, with `--member 0`, `--member 1`, ...; without, those
@@ -82,6 +90,8 @@ def train(
 
     - `density-softmax train toy --set method.scale=max --set data.shape=two_ovals`
 
+    - `density-softmax train toy --set method.scale=max --from runs/toy/density_softmax/seed0`
+
     - `density-softmax train toy --method deep_ensemble --member 2`
     """
     from density_softmax.benchmark import choose_member, default_directory, prepare, run
@@ -91,7 +101,7 @@ def train(
     place = out or default_directory(chosen, seed)
     if member is not None:
         chosen, seed, place = choose_member(chosen, seed, place, member)
-    rows = run(chosen, place, seed=seed, resume=resume, evaluated=evaluated)
+    rows = run(chosen, place, seed=seed, resume=resume, donor=donor, evaluated=evaluated)
     if evaluated:
         console.print(run_summary(rows))
     console.print(f"run directory: {place}", soft_wrap=True)
@@ -136,6 +146,9 @@ def benchmark(
     Finished cells are kept: killed at any time, the same command continues where it was. A cell
     that fails stops no other; its error is in `cells.csv` and its output in `logs/`, and the
     exit code is then 1. When all are through, the latency of all methods is measured in turn.
+
+    Variants of density_softmax that differ only behind encoder and head have these in common:
+    one of them trains them, the others wait for that and take them over, with their cost.
 
     With `--engine ray` the cells go to the cluster of $RAY_ADDRESS, whose machines share the
     directory; without that variable, to the cores of this machine. Cells that run side by side

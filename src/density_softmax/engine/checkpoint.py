@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,15 @@ class Epoch:
 class StageRecord:
     """A finished stage: its cost and the checksum of the weights it left.
 
-    Of a stage that was interrupted, the memory is that of the process which finished it.
+    Of a stage that was interrupted, the memory is that of the process which finished it; of one
+    that was taken over, the cost is that of the run that trained it, which `taken_from` names.
     """
 
     name: str
     seconds: float
     sha256: str = ""
     peak_memory: float = 0.0
+    taken_from: str = ""
 
 
 class Checkpoints:
@@ -66,24 +68,41 @@ class Checkpoints:
 
     def restore(self, method: nn.Module) -> None:
         """Load what the last finished stage left."""
-        if self.directory is None or not self.finished:
-            return
-        record = self.finished[-1]
-        file = self._file(record.name)
-        if file.exists() and _sha256(file) != record.sha256:
-            raise StorageError(f"{file}: truncated or changed since it was written; {_AGAIN}")
-        tensors, _ = load_tensors(file)
-        method.load_state_dict(tensors)
+        if self.directory is not None and self.finished:
+            method.load_state_dict(self._left_by(self.finished[-1]))
+
+    def has_first_stage(self) -> bool:
+        """Whether the first stage is finished, and what it left is there for others."""
+        return bool(self.finished) and self._file(self.finished[0].name).is_file()
+
+    def take_over(self, donor: Checkpoints, method: nn.Module, parts: Collection[str]) -> None:
+        """Begin after the first stage of another run: its `parts` of the method, cost and epochs.
+
+        The other parts of `method`, which that stage does not change, are as they were built.
+        """
+        stage, state = donor.finished[0], method.state_dict()
+        left = {k: v for k, v in donor._left_by(stage).items() if k.partition(".")[0] in parts}
+        if left.keys() != {name for name in state if name.partition(".")[0] in parts}:
+            raise StorageError(f"{donor.directory}: made by another version; train without it")
+        method.load_state_dict(state | left)
+        self.epochs = [epoch for epoch in donor.epochs if epoch.stage == stage.name]
+        origin = stage.taken_from or str(donor.directory)
+        self.finish(method, stage.name, stage.seconds, stage.peak_memory, origin)
 
     def finish(
-        self, method: nn.Module, name: str, seconds: float, peak_memory: float = 0.0
+        self,
+        method: nn.Module,
+        name: str,
+        seconds: float,
+        peak_memory: float = 0.0,
+        taken_from: str = "",
     ) -> None:
         """Record that a stage is over, after so many seconds and with so many megabytes."""
         digest = ""
         if self.writer:
             save_tensors(self._file(name), method.state_dict(), {"stage": name})
             digest = _sha256(self._file(name))
-        self.finished.append(StageRecord(name, seconds, digest, peak_memory))
+        self.finished.append(StageRecord(name, seconds, digest, peak_memory, taken_from))
         if self.writer:
             self._write()
             self._file(name, "partial").unlink(missing_ok=True)
@@ -135,6 +154,13 @@ class Checkpoints:
         self.epochs = [Epoch(**epoch) for epoch in json.loads(metadata["epochs"])]
         best = _under("best.", tensors)
         return int(metadata["done"]), float(metadata["seconds"]), best
+
+    def _left_by(self, stage: StageRecord) -> dict[str, Tensor]:
+        """The state of the method after a stage."""
+        file = self._file(stage.name)
+        if file.exists() and _sha256(file) != stage.sha256:
+            raise StorageError(f"{file}: truncated or changed since it was written; {_AGAIN}")
+        return load_tensors(file)[0]
 
     def _file(self, name: str, state: str = "done") -> Path:
         assert self.directory is not None

@@ -6,22 +6,37 @@ import csv
 import io
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from density_softmax.grid.jobs import Engine, Job, Outcome
 from density_softmax.storage import write_text
 
-__all__ = ["Board", "Entry", "State", "Watcher", "execute"]
+__all__ = ["Board", "Donor", "Entry", "State", "Watcher", "execute"]
 
 State = Literal["waiting", "running", "done", "failed"]
 
 FIELDS = ("cell", "state", "seconds", "error", "log")
 # Seconds between two looks at the jobs.
 TICK = 0.5
+
+
+class Donor(NamedTuple):
+    """A job that spares another some work, once it has come far enough.
+
+    Attributes:
+        name: what it is called.
+        is_ready: whether it has come far enough.
+        words: what the other is then told in addition.
+    """
+
+    name: str
+    is_ready: Callable[[], bool]
+    words: tuple[str, ...]
 
 
 @dataclass
@@ -33,6 +48,8 @@ class Entry:
         line: where it stands in a table, the method and variant.
         column: likewise, the seed.
         needs: names of the jobs that have to be done before.
+        donors: jobs one of which is to help it. It waits for the first to be ready, as long as
+            any of them may become so, and if none does it goes without.
         state: how far it is.
         seconds: how long it took; None if that is not known.
         error: why it failed.
@@ -44,6 +61,7 @@ class Entry:
     line: str
     column: str
     needs: tuple[str, ...] = ()
+    donors: tuple[Donor, ...] = ()
     state: State = "waiting"
     seconds: float | None = None
     error: str = ""
@@ -128,8 +146,9 @@ def execute(board: Board, engine: Engine, watcher: Watcher) -> None:
     submitted: set[str] = set()
     while True:
         changed = _fail_without_needs(board)
-        for entry in _startable(board, submitted, engine.capacity, len(futures)):
-            futures[engine.submit(entry.job)] = entry
+        free = None if engine.capacity is None else engine.capacity - len(futures)
+        for entry, job in list(islice(_startable(board, submitted), free)):
+            futures[engine.submit(job)] = entry
             submitted.add(entry.name)
         changed += _notice_begun(futures.values())
         _report(board, watcher, changed)
@@ -139,15 +158,24 @@ def execute(board: Board, engine: Engine, watcher: Watcher) -> None:
         _report(board, watcher, [_conclude(futures.pop(future), future) for future in ended])
 
 
-def _startable(board: Board, submitted: set[str], capacity: int | None, busy: int) -> list[Entry]:
-    """What can be given to an engine now, in order."""
-    done = {entry.name for entry in board.having("done")}
-    ready = [
-        entry
-        for entry in board.having("waiting")
-        if entry.name not in submitted and done.issuperset(entry.needs)
-    ]
-    return ready if capacity is None else ready[: capacity - busy]
+def _startable(board: Board, submitted: set[str]) -> Iterator[tuple[Entry, Job]]:
+    """What can be given to an engine now, in order, and as which job."""
+    states = {entry.name: entry.state for entry in board.entries}
+    for entry in board.having("waiting"):
+        job = None if entry.name in submitted else _job_now(entry, states)
+        if job is not None:
+            yield entry, job
+
+
+def _job_now(entry: Entry, states: Mapping[str, State]) -> Job | None:
+    """The job of an entry, with the help of a donor if one is ready; None if it has to wait."""
+    if any(states.get(name) != "done" for name in entry.needs):
+        return None
+    donor = next((donor for donor in entry.donors if donor.is_ready()), None)
+    if donor is not None:
+        return replace(entry.job, words=(*entry.job.words, *donor.words))
+    may_come = any(states.get(donor.name) in ("waiting", "running") for donor in entry.donors)
+    return None if may_come else entry.job
 
 
 def _fail_without_needs(board: Board) -> list[Entry]:

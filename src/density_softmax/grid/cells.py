@@ -10,11 +10,12 @@ from density_softmax.benchmark import choose_member, identify, prepare, run_name
 from density_softmax.config import ConfigError
 from density_softmax.engine import RunDirectory
 from density_softmax.errors import UserError
+from density_softmax.handover import first_stage_difference, record_of
 from density_softmax.methods import MethodConfig
 from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.recipes.ablations import Variant, find_variants
 
-__all__ = ["Cell", "choose_methods", "plan"]
+__all__ = ["Cell", "choose_methods", "find_donors", "plan"]
 
 # What ablations are of.
 ABLATED = "density_softmax"
@@ -70,6 +71,23 @@ class Cell:
         recipe, seed, path = choose_member(self.recipe, self.seed, self.path, self.member)
         return _is_complete(path, recipe, seed, "epochs.csv")
 
+    def has_first_stage(self) -> bool:
+        """Whether its directory holds this run, and the first stage of it for others."""
+        directory = RunDirectory(self.path)
+        try:
+            return (
+                self.path.is_dir()  # spares the rest where nothing has begun: it is asked often
+                and directory.holds(identify(self.recipe, self.seed))
+                and record_of(directory).has_first_stage()
+            )
+        except UserError:  # of which the cell itself will tell
+            return False
+
+    def shares_first_stage(self, other: Cell) -> bool:
+        """Whether its first stage is that of the other."""
+        difference = first_stage_difference(self.recipe, self.seed, other.recipe, other.seed)
+        return difference is None
+
 
 def plan(
     recipe: str,
@@ -95,6 +113,21 @@ def plan(
                 for cell in _run_and_members(_prepare(recipe, method, made), made, seed, out):
                     cells.setdefault(cell.name, cell)  # a variant may be the recipe itself
     return list(cells.values())
+
+
+def find_donors(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    """By the name of each cell, those that it can take its first stage over from.
+
+    Of cells that share it, these are the ones that have it already, and those before itself.
+    """
+    sharing = [cell for cell in cells if cell.recipe.method.first_stage() is not None]
+    possible = [cell for cell in sharing if cell.has_first_stage()]
+    found: dict[str, list[Cell]] = {cell.name: [] for cell in cells}
+    for cell in sharing:
+        if cell not in possible:
+            found[cell.name] = [other for other in possible if cell.shares_first_stage(other)]
+            possible.append(cell)
+    return found
 
 
 def choose_methods(recipe: str, names: str) -> list[str]:

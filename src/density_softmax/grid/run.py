@@ -9,8 +9,8 @@ from typing import NamedTuple
 from rich.console import Console
 
 from density_softmax.engine import EngineConfig
-from density_softmax.grid.board import Board, Entry, State, execute
-from density_softmax.grid.cells import Cell
+from density_softmax.grid.board import Board, Donor, Entry, State, execute
+from density_softmax.grid.cells import Cell, find_donors
 from density_softmax.grid.jobs import Engine, Job
 from density_softmax.grid.latency import drop_latencies, have_met
 from density_softmax.grid.view import GridView
@@ -38,7 +38,9 @@ def run_grid(cells: Sequence[Cell], out: Path, engine: Engine, console: Console)
 
     Called again, it continues: whatever is finished stays as it is.
     """
-    board = Board([entry_of(cell, out) for cell in cells], out / "cells.csv", engine.capacity)
+    donors = find_donors(cells)
+    entries = [entry_of(cell, out, donors[cell.name]) for cell in cells]
+    board = Board(entries, out / "cells.csv", engine.capacity)
     with GridView(cells[0].recipe.name, console) as view:
         try:
             execute(board, engine, view)
@@ -50,13 +52,19 @@ def run_grid(cells: Sequence[Cell], out: Path, engine: Engine, console: Console)
     return Finished(board.entries, page)
 
 
-def entry_of(cell: Cell, out: Path) -> Entry:
-    """The job of a cell, done already if its directory says so."""
+def entry_of(cell: Cell, out: Path, donors: Sequence[Cell] = ()) -> Entry:
+    """The job of a cell, done already if its directory says so.
+
+    Its first stage is taken over from one of the donors, if any of them finishes it.
+    """
     job = _job(cell.name, cell.command(), cell.recipe.engine, out)
     members = range(len(cell.recipe.method.parts())) if cell.member is None else ()
     needs = tuple(f"{cell.name}-member{number}" for number in members)
     state: State = "done" if cell.is_finished() else "waiting"
-    return Entry(job, cell.line, f"seed {cell.seed}", needs, state)
+    helpers = (
+        Donor(each.name, each.has_first_stage, ("--from", str(each.path))) for each in donors
+    )
+    return Entry(job, cell.line, f"seed {cell.seed}", needs, tuple(helpers), state)
 
 
 def _job(name: str, words: tuple[str, ...], engine: EngineConfig, out: Path) -> Job:

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from density_softmax.storage import StorageError, load_tensors, save_tensors
 from density_softmax.types import Prediction
 from density_softmax.version import __version__
 
-__all__ = ["Method", "MethodConfig", "load"]
+__all__ = ["FirstStage", "Method", "MethodConfig", "load"]
 
 
 class Method(nn.Module, ABC):
@@ -126,6 +126,18 @@ class Method(nn.Module, ABC):
         save_tensors(Path(path), self.state_dict(), metadata)
 
 
+class FirstStage(NamedTuple):
+    """What a first stage depends on, and what it changes; the rest of the method may be any.
+
+    Attributes:
+        settings: the entries of the config that it depends on.
+        parts: the parts of the method that it changes, built from those settings and the encoder.
+    """
+
+    settings: tuple[str, ...]
+    parts: tuple[str, ...]
+
+
 class MethodConfig(Family, ABC):
     """The family of methods; `kind` is the registry key."""
 
@@ -139,6 +151,10 @@ class MethodConfig(Family, ABC):
         Where there are any, their stages do the work of this method's own.
         """
         return ()
+
+    def first_stage(self) -> FirstStage | None:
+        """What the first stage depends on, if that of another run may be taken over."""
+        return None
 
 
 def load(path: str | Path, encoder: nn.Module) -> Method:

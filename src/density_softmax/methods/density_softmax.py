@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from density_softmax.errors import UserError
-from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.methods.base import FirstStage, Method, MethodConfig
 from density_softmax.nn.densities import Density, DensityConfig, FlowDensity
 from density_softmax.nn.evidence import Evidence
 from density_softmax.nn.head import Head, entropy_of_logits
@@ -64,6 +64,11 @@ class DensitySoftmax(Method):
         ) -> DensitySoftmax:
             """An untrained method around `encoder`."""
             return DensitySoftmax(encoder, num_classes, self, example)
+
+        def first_stage(self) -> FirstStage | None:
+            """Eq. 4, the same whatever the density, the scale and the training of the head."""
+            stage = FirstStage(("penalty", "representation"), ("encoder", "head", "penalty"))
+            return None if self.representation is None else stage
 
     config: Config
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from density_softmax.config import ConfigError, differences
 from density_softmax.data.base import DataConfig
@@ -13,6 +13,9 @@ from density_softmax.nn.backbone import BackboneConfig
 from density_softmax.types import Data
 
 __all__ = ["Recipe", "RecipeFunction", "choose"]
+
+# Entries of data that training does not depend on: sets to evaluate on, and where all sets are.
+NOT_TRAINED_ON = ("shifts", "ood", "root")
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,11 @@ class Recipe:
 
     def load_data(self, seed: int) -> Data:
         """The data of a run with that seed."""
-        return self.data.load(seed if self.data_seed is None else self.data_seed)
+        return self.data.load(self.resolved_data_seed(seed))
+
+    def resolved_data_seed(self, seed: int) -> int:
+        """The seed that decides the data of a run with that seed."""
+        return seed if self.data_seed is None else self.data_seed
 
     def variant(self, default: Recipe) -> str:
         """How this recipe deviates from `default`, as `path=value` pairs; `default` if nowhere.
@@ -47,6 +54,20 @@ class Recipe:
             if assignment.partition("=")[0] not in places
         ]
         return ", ".join(found) or "default"
+
+    def first_stage_differences(self, other: Recipe) -> list[str]:
+        """The `path=value` pairs of this recipe by which its first stage is not that of `other`."""
+        stage = self.method.first_stage()
+        assert stage is not None, "asked only where there is something to share"
+        free = {"name", *(f"engine.{name}" for name in PLACES)}
+        free |= {f"data.{name}" for name in NOT_TRAINED_ON}
+        entries = {entry.name for entry in fields(self.method)}  # type: ignore[arg-type]
+        free |= {f"method.{name}" for name in entries - set(stage.settings)}
+        return [
+            assignment
+            for assignment in differences(other, self)
+            if ".".join(assignment.partition("=")[0].split(".")[:2]) not in free
+        ]
 
 
 RecipeFunction = Callable[[str], Recipe]

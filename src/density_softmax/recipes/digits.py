@@ -8,6 +8,7 @@ from density_softmax.data.image_data import ImageData
 from density_softmax.engine.runtime import EngineConfig
 from density_softmax.methods import MethodConfig
 from density_softmax.nn.penalty import FrobeniusPenalty
+from density_softmax.nn.scale import QuantileScale
 from density_softmax.nn.wide_resnet import WideResNet
 from density_softmax.optimization import Adam, Descent, OneCycle
 from density_softmax.recipes.base import Recipe, choose
@@ -35,7 +36,12 @@ def digits(method: str = "density_softmax") -> Recipe:
         **posteriors_on_small_images(posterior=train, natural=train),
         **varied_weights(train),
         "density_softmax": replace(
-            closed_form(("group1", "group2")), penalty=penalty, representation=train
+            closed_form(("group1", "group2")),
+            penalty=penalty,
+            representation=train,
+            # An easy task has less to give away: by held-out digits, clean and under the four
+            # corruptions that are not among the shifts, with seeds 5, 11 and 12.
+            scale=QuantileScale.Config(budget=0.002),
         ),
     }
     return Recipe(
