@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,10 @@ def log_densities(run: Run, splits: Sequence[str]) -> Array:
 
 def likelihood_figure(runs: Sequence[Run], groups: Sequence[Group]) -> Figure:
     """A panel for each run with a histogram for each group."""
+    num_in_row = 2 if len(runs) in (1, 2, 4) else 4  # as few as the panels, on a column's width
+    foot = 0.4 + 0.14 * math.ceil(len(groups) / num_in_row)
     panels = panel_figure(
-        [run.label for run in runs], height=1.0, most_columns=3, gap=0.3, left=0.3, foot=0.72
+        [run.label for run in runs], height=1.0, most_columns=3, gap=0.3, left=0.3, foot=foot
     )
     for number, (axes, run) in enumerate(zip(panels.axes, runs, strict=True)):
         _draw(axes, run, groups)
@@ -91,8 +94,7 @@ def likelihood_figure(runs: Sequence[Run], groups: Sequence[Group]) -> Figure:
     handles = [Line2D([], [], color=INK, label=name) for name, _, _ in groups]
     for handle, (_, _, look) in zip(handles, groups, strict=True):
         handle.set(**look)
-    num_columns = 4 if panels.num_columns > 2 else 2
-    panels.figure.legend(handles=handles, loc="lower center", ncols=num_columns, borderaxespad=0.1)
+    panels.figure.legend(handles=handles, loc="lower center", ncols=num_in_row, borderaxespad=0.1)
     return panels.figure
 
 
