@@ -23,6 +23,7 @@ LAYERS = (
     ("methods",),
     ("engine",),
     ("recipes", "report"),
+    ("handover",),
     ("benchmark", "posthoc", "estimator", "deploy"),
     ("grid",),
     ("cli", "__main__"),

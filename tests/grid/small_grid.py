@@ -60,8 +60,11 @@ class InlineEngine:
         """Nothing runs."""
 
 
-def cells_of(out: Path, methods: list[str], num_seeds: int = 1, *changes: str) -> list[Cell]:
-    return plan("toy", methods, num_seeds, out, changes=changes_of(methods, *changes))
+def cells_of(
+    out: Path, methods: list[str], num_seeds: int = 1, *changes: str, ablation: str | None = None
+) -> list[Cell]:
+    made = changes_of(methods, *changes)
+    return plan("toy", methods, num_seeds, out, changes=made, ablation=ablation)
 
 
 def changes_of(methods: list[str], *changes: str) -> tuple[str, ...]:
@@ -70,13 +73,13 @@ def changes_of(methods: list[str], *changes: str) -> tuple[str, ...]:
 
 
 def run_inline(
-    out: Path, methods: list[str], num_seeds: int = 1, *changes: str
+    out: Path, methods: list[str], num_seeds: int = 1, *changes: str, ablation: str | None = None
 ) -> tuple[Finished, list[str]]:
     """Run a grid without its report; returns what it ended with, and the names of what it ran."""
     engine = InlineEngine()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grid_run, "write_report", lambda runs, place: place / "index.html")
-        cells = cells_of(out, methods, num_seeds, *changes)
+        cells = cells_of(out, methods, num_seeds, *changes, ablation=ablation)
         finished = run_grid(cells, out, engine, Console(quiet=True))
     return finished, engine.ran
 
