@@ -282,3 +282,14 @@ def test_a_config_in_place_of_nothing_is_said_by_what_differs_from_its_defaults(
     (change,) = differences(without, with_head)
     assert change == 'head={"epochs": 3, "optimizer": {"kind": "sgd", "lr": 0.3}}'
     assert override(without, change) == with_head
+
+
+def test_a_member_that_cannot_be_made_of_its_kind_alone_is_written_in_full() -> None:
+    @dataclass(frozen=True)
+    class Star(Shape, kind="star"):
+        points: int
+        radius: float = 1.0
+
+    base, other = Polygon(), Polygon(inner=Star(5))
+    assert differences(base, other) == ['inner={"kind": "star", "points": 5}']
+    assert override(base, *differences(base, other)) == other

@@ -120,12 +120,20 @@ def differences(base: Any, other: Any, path: str = "") -> list[str]:
         old, new = getattr(base, field.name), getattr(other, field.name)
         if dataclasses.is_dataclass(new) and type(new) is type(old):
             found += differences(old, new, here)
-        elif isinstance(new, Family) and new != old:
+        elif isinstance(new, Family) and new != old and _has_defaults(new):
             found += [f"{here}={new.kind}", *differences(type(new)(), new, here)]
         elif new != old:
             value = _without_defaults(new)
             found.append(f"{here}={value if isinstance(value, str) else json.dumps(value)}")
     return found
+
+
+def _has_defaults(config: Any) -> bool:
+    """Whether it can be made of its kind alone."""
+    return all(
+        field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        for field in dataclasses.fields(config)
+    )
 
 
 def _without_defaults(value: Any) -> Any:
