@@ -37,7 +37,8 @@ format: setup ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 
 bench: setup ## run the benchmarks that need no downloaded data
-	$(BIN)/python benchmarks/feature_cache.py --images 1000
+	$(BIN)/python benchmarks/latency.py --backbones resffn --seconds 60
+	$(BIN)/python benchmarks/training_cost.py --methods density_softmax
 	$(BIN)/python benchmarks/loading_speed.py
 	$(BIN)/python benchmarks/corruption_speed.py
 

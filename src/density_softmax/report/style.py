@@ -178,7 +178,7 @@ def save_figure(figure: Figure, file: Path, title: str, caption: str) -> Picture
     _write(file, "svg", _draw(figure, "svg", metadata={"Date": None}))
     _write(file, "pdf", _draw(figure, "pdf", metadata={"CreationDate": None}))
     _write(file, "png", _draw(figure, "png"))
-    preview = _draw(figure, "webp", dpi=PREVIEW / width, pil_kwargs={"quality": 90})
+    preview = _draw(figure, "webp", dpi=PREVIEW / width, pil_kwargs={"quality": 75})
     return Picture(file, title, caption, preview, width)
 
 
