@@ -19,6 +19,7 @@ from density_softmax.nn.penalty import FrobeniusPenalty
 from density_softmax.nn.scale import MaxScale
 from density_softmax.optimization import SGD
 from density_softmax.stages import Estimate, Train
+from density_softmax.storage import StorageError
 
 
 def trained(method=None, engine=EVERY_EPOCH, **options):
@@ -312,3 +313,11 @@ def test_a_launched_fabric_is_used_as_it_is():
     method = small_method()
     fit(method, points(40, 1), points(20, 2), fabric=fabric, engine=EVERY_EPOCH, progress=False)
     assert next(method.parameters()).device == fabric.device
+
+
+def test_weights_of_another_method_are_refused_by_name(tmp_path):
+    record = fit(small_method(), points(40, 1), points(20, 2), directory=tmp_path, progress=False)
+    with pytest.raises(
+        StorageError, match=r"head\.done\.safetensors.*another version.*train again"
+    ):
+        record.restore(nn.Linear(2, 2))

@@ -68,8 +68,16 @@ class Checkpoints:
 
     def restore(self, method: nn.Module) -> None:
         """Load what the last finished stage left."""
-        if self.directory is not None and self.finished:
-            method.load_state_dict(self._left_by(self.finished[-1]))
+        if self.directory is None or not self.finished:
+            return
+        record = self.finished[-1]
+        try:
+            method.load_state_dict(self._left_by(record))
+        except RuntimeError as error:
+            raise StorageError(
+                f"{self._file(record.name)}: was written by another version, or is another "
+                f"method's ({str(error).splitlines()[-1].strip()}); {_AGAIN}"
+            ) from None
 
     def has_first_stage(self) -> bool:
         """Whether the first stage is finished, and what it left is there for others."""
