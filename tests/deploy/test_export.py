@@ -110,7 +110,7 @@ def test_the_export_reports_what_it_folded_and_how_exact_it_is(images):
     assert images.folded == {
         "spectral norms": 0,
         "batch norms": 3,
-        "flow conditioners": 0,
+        "flows": 0,
         "Gaussian experts": 1,
     }
     assert set(images.parity) == {1, 7}

@@ -1,27 +1,23 @@
 """Folds change the number of operations and not the function."""
 
-import copy
-
 import pytest
 import torch
 from exported_models import draw, settle_statistics
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from density_softmax.deploy.folding import (
-    FusedCoupling,
+    FusedFlow,
     FusedGaussians,
     fold_batch_norms,
     fold_spectral_norms,
-    fuse_conditioners,
+    fuse_flows,
     fuse_gaussians,
 )
 from density_softmax.nn import spectral
 from density_softmax.nn.densities import FlowDensity, GaussianDensity
 from density_softmax.nn.evidence import Evidence
-from density_softmax.nn.flows import AffineCoupling, RealNVP
 from density_softmax.nn.reading import LayerReader
 from density_softmax.nn.resnet import BasicBlock
 from density_softmax.nn.wide_resnet import PreActivationBlock
@@ -127,33 +123,87 @@ def test_parametrisations_of_torch_are_folded_too():
     torch.testing.assert_close(network(x), expected)
 
 
-@settings(max_examples=25)
-@given(
-    num_features=st.integers(2, 9),
-    num_couplings=st.integers(1, 3),
-    hidden=st.lists(st.integers(1, 5), max_size=3),
-)
-def test_fused_conditioners_give_the_same_image_and_determinant(
-    num_features, num_couplings, hidden
-):
+def flow_of(
+    num_features: int,
+    num_couplings: int = 2,
+    hidden: tuple[int, ...] = (16, 16, 16, 16),
+    standardize: bool = True,
+) -> FlowDensity:
+    """A flow with weights large enough to bend, on features of different units."""
     torch.manual_seed(0)
-    flow = RealNVP(num_features, num_couplings, hidden).double()
-    fused = nn.Sequential(copy.deepcopy(flow))
-    z = draw(4, num_features).double()
-    assert len(fuse_conditioners(fused, z)) == num_couplings
-    assert not any(isinstance(module, AffineCoupling) for module in fused.modules())
-    torch.testing.assert_close(fused(z), flow(z))
+    config = FlowDensity.Config(standardize=standardize, couplings=num_couplings, hidden=hidden)
+    density = FlowDensity(num_features, config)
+    with torch.no_grad():
+        for parameter in density.parameters():
+            parameter.mul_(2)
+    if standardize:
+        density.mean.copy_(draw(num_features, seed=1))
+        density.scale.copy_(torch.logspace(-2, 2, num_features))
+        density.log_volume.copy_(density.scale.log().sum())
+    return density
 
 
-def test_a_fused_coupling_calls_half_as_many_layers():
-    coupling = AffineCoupling(2, 3, (4, 4))
-    layers = [m for m in FusedCoupling(coupling).modules() if isinstance(m, nn.Linear)]
-    assert 2 * len(layers) == sum(isinstance(m, nn.Linear) for m in coupling.modules())
+@pytest.mark.parametrize("standardize", [True, False])
+@pytest.mark.parametrize("hidden", [(16, 16, 16, 16), (5, 3), ()], ids=str)
+@pytest.mark.parametrize("num_couplings", [1, 2, 3])
+@pytest.mark.parametrize("num_features", [2, 3, 7, 64])
+def test_a_fused_flow_has_the_same_density(num_features, num_couplings, hidden, standardize):
+    density = flow_of(num_features, num_couplings, hidden, standardize)
+    network = nn.ModuleDict({"density": density})
+    z = density.mean + density.scale * 2 * draw(20, num_features)
+    assert fuse_flows(network, z) == ["density"]
+    assert isinstance(network["density"], FusedFlow)
+    torch.testing.assert_close(
+        network["density"].log_prob(z), density.log_prob(z), rtol=1e-4, atol=1e-4
+    )
 
 
-def test_conditioners_without_inputs_are_left_alone():
-    flow = nn.Sequential(RealNVP(1, 1, (4,)))
-    assert fuse_conditioners(flow, draw(2, 1)) == []
+def test_a_fused_flow_without_weights_is_a_normal_distribution():
+    density = flow_of(3)
+    with torch.no_grad():
+        for parameter in density.parameters():
+            parameter.zero_()
+    z = density.mean + density.scale * draw(5, 3)
+    normal = torch.distributions.Normal(density.mean, density.scale)
+    torch.testing.assert_close(FusedFlow(density).log_prob(z), normal.log_prob(z).sum(-1))
+
+
+class Calls(TorchDispatchMode):
+    """How many operations torch is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += 1
+        return func(*args, **(kwargs or {}))
+
+
+def calls_of(density: FlowDensity | FusedFlow, z: Tensor) -> int:
+    with torch.no_grad(), Calls() as calls:
+        density.log_prob(z)
+    return calls.number
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+@pytest.mark.parametrize("num_couplings", [1, 2, 3])
+def test_a_fused_flow_needs_at_most_half_of_the_operations(num_couplings, standardize):
+    density, z = flow_of(7, num_couplings, standardize=standardize), draw(4, 7)
+    assert 2 * calls_of(FusedFlow(density), z) <= calls_of(density, z)
+
+
+def test_a_fused_flow_has_nothing_left_to_fit():
+    density = FusedFlow(flow_of(3))
+    assert density.stages() == ()
+    assert not list(density.parameters())
+
+
+@pytest.mark.parametrize("density", [flow_of(1, 1), flow_of(2, 0)], ids=["constants", "nothing"])
+def test_flows_without_conditioners_are_left_alone(density):
+    network = nn.Sequential(density)
+    assert fuse_flows(network, draw(2, 1)) == []
+    assert network[0] is density
 
 
 def evidence_of(columns: list[slice], energy: bool, num_samples: int = 200) -> Evidence:
@@ -202,3 +252,12 @@ def test_an_evidence_with_other_densities_is_left_alone() -> None:
     network = nn.ModuleDict({"evidence": Evidence(densities)})
     assert fuse_gaussians(network, torch.zeros(1, 4)) == []
     assert isinstance(network["evidence"], Evidence)
+
+
+def test_a_single_density_is_passed_on_as_it_is() -> None:
+    density = flow_of(3)
+    evidence = Evidence({"last": (density, slice(2, 5))})
+    z, logits = draw(4, 6), draw(4, 2)
+    expected = density.log_prob(z[:, 2:5])
+    assert torch.equal(evidence(z, logits), expected)
+    assert torch.equal(evidence.combined(evidence.experts(z, logits)), expected)

@@ -1,12 +1,13 @@
 """What is computed again for every input although it never changes, computed once.
 
 Four folds, none of which changes the function: spectral normalisations into their weights, batch
-norms into the layers before them, the two networks of a coupling into one, and Gaussian experts
-into one.
+norms into the layers before them, the networks of a flow into half as many with all that is around
+them, and Gaussian experts into one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, final
 
@@ -19,20 +20,21 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from density_softmax.deploy.graph import trace
 from density_softmax.nn import spectral
-from density_softmax.nn.densities import GaussianDensity
+from density_softmax.nn.densities import Density, FlowDensity, GaussianDensity
 from density_softmax.nn.evidence import Evidence
 from density_softmax.nn.flows import AffineCoupling
 from density_softmax.nn.precision import full_precision
 from density_softmax.nn.surgery import replace_layers
+from density_softmax.stages import Stage
 
 __all__ = [
     "FOLDS",
-    "FusedCoupling",
+    "FusedFlow",
     "FusedGaussians",
     "fold_all",
     "fold_batch_norms",
     "fold_spectral_norms",
-    "fuse_conditioners",
+    "fuse_flows",
     "fuse_gaussians",
 ]
 
@@ -88,13 +90,16 @@ def fold_batch_norms(network: nn.Module, example: Tensor) -> list[str]:
     return folded
 
 
-def fuse_conditioners(network: nn.Module, example: Tensor) -> list[str]:
-    """Let both networks of every affine coupling be one of twice the width."""
+def fuse_flows(network: nn.Module, example: Tensor) -> list[str]:
+    """Let every RealNVP compute in as few operations as it can."""
 
     def rule(name: str, layer: nn.Module) -> nn.Module | None:
-        if not isinstance(layer, AffineCoupling) or not isinstance(layer.scale, nn.Sequential):
+        if not isinstance(layer, FlowDensity):
             return None
-        return FusedCoupling(layer)
+        couplings = _couplings(layer)
+        # The only coupling of one dimension has constants in place of networks.
+        networks = all(isinstance(coupling.scale, nn.Sequential) for coupling in couplings)
+        return FusedFlow(layer) if couplings and networks else None
 
     return replace_layers(network, rule)
 
@@ -115,35 +120,82 @@ def fuse_gaussians(network: nn.Module, example: Tensor) -> list[str]:
 FOLDS: dict[str, Callable[[nn.Module, Tensor], list[str]]] = {
     "spectral norms": fold_spectral_norms,
     "batch norms": fold_batch_norms,
-    "flow conditioners": fuse_conditioners,
+    "flows": fuse_flows,
     "Gaussian experts": fuse_gaussians,
 }
 
 
 @final
-class FusedCoupling(nn.Module):
-    """b ↦ exp(s(a)) ⊙ b + t(a) with s and t from one network.
+class FusedFlow(Density):
+    """The log density of a RealNVP as h + Σ s − ½ ‖t‖², one product per layer of s and t together.
 
-    Its first layer is that of both, one below the other; the others are block-diagonal. Half of
-    the work of a hidden layer is on zeros, but the layers are so small that calls are what costs.
+    The first layer of a coupling is that of both its networks, side by side; the others are
+    block-diagonal. Half of the work of a hidden layer is on zeros, but the layers are so small that
+    calls are what costs. h holds what does not depend on the input. Σ s − ½ ‖t‖² is one product of
+    all s and t² with ones and halves; which half of t is which makes no difference to it.
     """
 
-    def __init__(self, coupling: AffineCoupling) -> None:
+    mean: Tensor | None
+    inverse_scale: Tensor | None
+    height: Tensor
+    signs: Tensor
+
+    @torch.no_grad()
+    def __init__(self, density: FlowDensity) -> None:
         super().__init__()
+        couplings = _couplings(density)
+        self.halves = density.flow.halves
+        self.layers = [self._store(i, coupling) for i, coupling in enumerate(couplings)]
+        standardize, num_features = density.standardize, sum(self.halves)
+        mean, scale = density.mean, density.scale.double()
+        height = -num_features / 2 * math.log(2 * math.pi) - density.log_volume.double()
+        ones = scale.new_ones(sum(self.halves[1 - i % 2] for i in range(len(couplings))))
+        signs = torch.cat([ones, scale.new_full((num_features,), -0.5)])
+        self.register_buffer("mean", mean.clone() if standardize else None)
+        self.register_buffer("inverse_scale", (1 / scale).float() if standardize else None)
+        self.register_buffer("height", height.float())
+        self.register_buffer("signs", signs.float())
+
+    def log_prob_of_floats(self, z: Tensor) -> Tensor:
+        """h + Σ s − ½ ‖t‖²."""
+        if self.mean is not None and self.inverse_scale is not None:
+            z = (z - self.mean) * self.inverse_scale
+        kept, moved = z.split(self.halves, dim=-1)
+        terms = []
+        for layers in self.layers:
+            raw, shift = self._condition(layers, kept).chunk(2, dim=-1)
+            s = raw.tanh()
+            kept, moved = torch.addcmul(shift, s.exp(), moved), kept
+            terms.append(s)
+        terms += [kept.square(), moved.square()]
+        return torch.addmv(self.height, torch.cat(terms, dim=-1), self.signs)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """None: it was fitted before."""
+        return ()
+
+    def _condition(self, layers: list[tuple[str, str]], h: Tensor) -> Tensor:
+        """Both networks of a coupling, from the names of their biases and weights."""
+        *hidden, (bias, weight) = layers
+        for inner_bias, inner_weight in hidden:
+            h = torch.addmm(getattr(self, inner_bias), h, getattr(self, inner_weight)).relu()
+        return torch.addmm(getattr(self, bias), h, getattr(self, weight))
+
+    def _store(self, number: int, coupling: AffineCoupling) -> list[tuple[str, str]]:
+        """Keep the layers of both networks as one; the names of their biases and weights."""
         scale, shift = (
             [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
             for network in (coupling.scale, coupling.shift)
         )
-        pairs = list(zip(scale, shift, strict=True))
-        layers = [_beside(*pairs[0], torch.cat), *(_beside(*pair, _diagonal) for pair in pairs[1:])]
-        between = [part for layer in layers[:-1] for part in (layer, nn.ReLU())]
-        self.network = nn.Sequential(*between, layers[-1])
-
-    def forward(self, kept: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
-        """The moved half and the log-determinant."""
-        raw, shift = self.network(kept).chunk(2, dim=-1)
-        s = torch.tanh(raw)
-        return s.exp() * moved + shift, s.sum(-1)
+        names = []
+        for depth, (first, second) in enumerate(zip(scale, shift, strict=True)):
+            weights = first.weight.t(), second.weight.t()
+            weight = torch.block_diag(*weights) if depth else torch.cat(weights, dim=1)
+            bias = torch.cat([first.bias, second.bias])
+            names.append((f"bias{number}_{depth}", f"weight{number}_{depth}"))
+            for name, value in zip(names[-1], (bias, weight), strict=True):
+                self.register_buffer(name, value.contiguous())
+        return names
 
 
 @final
@@ -188,20 +240,8 @@ class FusedGaussians(nn.Module):
             return found if self.energy is None else found + self.energy * logits.logsumexp(-1)
 
 
-@torch.no_grad()
-def _beside(
-    first: nn.Linear, second: nn.Linear, join: Callable[[list[Tensor]], Tensor]
-) -> nn.Linear:
-    """One layer for two."""
-    weight = join([first.weight, second.weight])
-    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-    layer.weight = nn.Parameter(weight)
-    layer.bias = nn.Parameter(torch.cat([first.bias, second.bias]))
-    return layer
-
-
-def _diagonal(weights: list[Tensor]) -> Tensor:
-    return torch.block_diag(*weights)
+def _couplings(density: FlowDensity) -> list[AffineCoupling]:
+    return [layer for layer in density.flow.couplings if isinstance(layer, AffineCoupling)]
 
 
 def _foldable_pairs(network: nn.Module, example: Tensor) -> list[tuple[str, str]]:

@@ -60,7 +60,10 @@ class Evidence(nn.Module):
 
     def forward(self, features: Tensor, logits: Tensor) -> Tensor:
         """The evidence of each sample, from its features and logits at temperature 1."""
-        return self.combined(self.experts(features, logits))
+        if self.energy or len(self.densities) > 1:
+            return self.combined(self.experts(features, logits))
+        ((_, density, columns),) = self._readers()
+        return density.log_prob(features[:, columns])
 
     def combined(self, experts: Tensor) -> Tensor:
         """From (batch, experts) to (batch,)."""
