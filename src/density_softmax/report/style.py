@@ -95,7 +95,7 @@ RC: Any = {
 
 
 # The page shows figures this many pixels wide: sharp on every screen, and still small as WebP.
-PREVIEW = 1800
+PREVIEW = 1400
 
 
 @dataclass(frozen=True)
