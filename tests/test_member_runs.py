@@ -2,8 +2,6 @@
 
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from density_softmax.methods import DensitySoftmax
 from density_softmax.recipes import Recipe
 from density_softmax.report.runs import Run, find_runs
 from density_softmax.rows import read_rows
+from interruption import Killed, steps
 
 SEED = 3
 SMALL = (
@@ -48,26 +47,6 @@ def train(out: Path, chosen: Recipe | None = None, seed: int = SEED, resume: boo
 def train_member(out: Path, number: int, *changes: str) -> Path:
     chosen, seed, place = choose_member(recipe(*changes), SEED, out, number)
     return train(place, chosen, seed)
-
-
-class Killed(Exception):  # noqa: N818
-    """Stands for a kill at any moment."""
-
-
-@contextmanager
-def steps(limit: float = float("inf")) -> Iterator[list[int]]:
-    """Count the steps of all optimizers, and kill before the one after the last."""
-    original, count = torch.optim.Adam.step, [0]
-
-    def counted(self, *args, **kwargs):
-        if count[0] >= limit:
-            raise Killed
-        count[0] += 1
-        return original(self, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.optim.Adam, "step", counted)
-        yield count
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from density_softmax.cli.main import app
@@ -30,10 +27,6 @@ EPOCHS = {
     "deep_ensemble": ("deep_ensemble.member.descent.epochs=2", "deep_ensemble.num_members=2"),
     "ddu": ("ddu.descent.epochs=2",),
 }
-
-
-class Killed(BaseException):
-    """Stands for a kill at any moment."""
 
 
 class InlineEngine:
@@ -93,22 +86,6 @@ def results(out: Path) -> dict[Path, list[Row]]:
 def without_costs(rows: list[Row]) -> list[Row]:
     """What does not vary from time to time."""
     return [row for row in rows if row.split != "cost"]
-
-
-@contextmanager
-def steps(limit: float = float("inf")) -> Iterator[list[int]]:
-    """Count the steps of all optimizers, and kill before the one after the last."""
-    original, count = torch.optim.Adam.step, [0]
-
-    def counted(self, *args, **kwargs):
-        if count[0] >= limit:
-            raise Killed
-        count[0] += 1
-        return original(self, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.optim.Adam, "step", counted)
-        yield count
 
 
 # So many epochs that there is a checkpoint to be killed after, and time left to do it.

@@ -5,13 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
-from small_grid import Killed, cells_of, results, run_inline, steps, without_costs
+from small_grid import cells_of, results, run_inline, without_costs
 
 from density_softmax.benchmark import run
 from density_softmax.engine.evaluate import CONTENDERS
 from density_softmax.errors import UserError
 from density_softmax.grid.latency import measure_latencies
 from density_softmax.rows import read_rows
+from interruption import Killed, steps
 
 BOTH = ["deterministic", "density_softmax"]
 

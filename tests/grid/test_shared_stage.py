@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
-from small_grid import Killed, cells_of, results, run_inline, steps, without_costs
+from small_grid import cells_of, results, run_inline, without_costs
 
 from density_softmax.benchmark import run
 from density_softmax.engine import RunDirectory
 from density_softmax.grid.cells import Cell, find_donors
 from density_softmax.handover import record_of
 from density_softmax.rows import read_rows
+from interruption import Killed, steps
 
 OURS = ["density_softmax"]
 FIRST, REST = 2, 3  # steps of the representation; of density and head
