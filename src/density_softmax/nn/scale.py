@@ -208,10 +208,12 @@ class QuantileScale(Scale):
     The shapes are a = 1, exponential, exp(−c·u); a → 0, power, (1+u)^(−c); and a = ¼ between them.
 
     q and IQR are a low quantile and the interquartile range of held-out log densities: typical
-    data keep the factor 1 exactly. The decay c is the sharpest whose held-out NLL, with the
-    temperature refitted, stays within `budget` of temperature scaling: in-domain likelihood
-    alone says little about how fast to lose confidence elsewhere, but it says what is affordable.
-    A few held-out samples below q cannot vouch for a very sharp decay, so `steepest` bounds it.
+    data keep the factor 1 exactly. The temperature is that of temperature scaling, and the decay c
+    the sharpest whose held-out NLL stays within `budget` of it: in-domain likelihood alone says
+    little about how fast to lose confidence elsewhere, but it says what is affordable. A
+    temperature refitted to the decay would win some of it back, by sharpening all that looks
+    typical, shifted data among it. A few held-out samples below q cannot vouch for a very sharp
+    decay, so `steepest` bounds it.
 
     For the same budget a slower tail spends more of it on mild surprises, which is where corrupted
     images are. With a > 0 the factor outruns any polynomial growth of the logits far away; the
@@ -273,20 +275,21 @@ class QuantileScale(Scale):
         return -self.decay * self._stretch(self.surprise(log_prob))
 
     def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
-        """Quantiles first, then the sharpest affordable decay and its temperature."""
+        """Quantiles and temperature first, then the sharpest affordable decay."""
         low, lower, upper = torch.quantile(
             log_prob.double(), log_prob.new_tensor([self.quantile, 0.25, 0.75]).double()
         )
         self.threshold.copy_(low)
         self.spread.copy_((upper - lower).clamp_min(torch.finfo(torch.float32).eps))
         stretched = self._stretch(self.surprise(log_prob))
+        temperature = fit_temperature(logits, y)
 
-        def scaled(decay: float) -> Tensor:
-            return torch.exp(-decay * stretched)[:, None] * logits
+        def cost(decay: float) -> float:
+            factor = torch.exp(-decay * stretched)[:, None]
+            return nll_of_logits(factor * logits / temperature, y)
 
-        decay = sharpest_decay(scaled, y, self.budget, self.largest_decay)
-        self.decay.fill_(decay)
-        return fit_temperature(scaled(decay), y)
+        self.decay.fill_(sharpest_decay(cost, self.budget, self.largest_decay))
+        return temperature
 
     def _stretch(self, surprise: Tensor) -> Tensor:
         if self.tail == "exponential":
@@ -296,19 +299,12 @@ class QuantileScale(Scale):
         return ((1 + surprise) ** 0.25 - 1) / 0.25
 
 
-def sharpest_decay(
-    scaled: Callable[[float], Tensor], y: Tensor, budget: float, largest: float
-) -> float:
-    """The largest c whose NLL, with refitted temperature, is within `budget` of that at c = 0.
+def sharpest_decay(cost: Callable[[float], float], budget: float, largest: float) -> float:
+    """The largest c whose cost is within `budget` of that of c = 0.
 
     A scan finds the last affordable value, because the NLL may fall before it rises; bisection
     then refines it.
     """
-
-    def cost(decay: float) -> float:
-        logits = scaled(decay)
-        return nll_of_logits(logits / fit_temperature(logits, y), y)
-
     allowed = cost(0.0) + budget
     # Never 0: one far outlier in the data must not cost the limit far away.
     grid = [1e-12, *(largest * 10 ** (-exponent / 4) for exponent in range(16, -1, -1))]
