@@ -112,6 +112,7 @@ def test_the_export_reports_what_it_folded_and_how_exact_it_is(images):
         "batch norms": 3,
         "flows": 0,
         "Gaussian experts": 1,
+        "scales": 1,
     }
     assert set(images.parity) == {1, 7}
     assert max(images.parity.values()) <= TOLERANCE

@@ -108,6 +108,14 @@ def test_numbers_too_large_for_float32_are_flagged(method: Method) -> None:
     assert method.predict(np.array([[1e300, 0.0]])).epistemic.item() == math.inf
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_no_finite_number_is_flagged_for_its_size_alone(dtype: torch.dtype) -> None:
+    x = torch.full((2, 8, 50), torch.finfo(dtype).max, dtype=dtype)
+    bounded = nn.Sequential(nn.Tanh(), nn.Flatten(), nn.Linear(400, 5))
+    method = Deterministic(bounded, NUM_CLASSES, example=torch.zeros(1, 8, 50)).to(dtype)
+    assert method.predict(x).epistemic.isfinite().all()
+
+
 def test_arrays_and_lists_are_served_like_tensors(method: Method) -> None:
     expected = method.predict(inputs(), seed=0).probs
     assert torch.equal(method.predict(inputs().double().numpy(), seed=0).probs, expected)

@@ -1,8 +1,8 @@
 """What is computed again for every input although it never changes, computed once.
 
-Four folds, none of which changes the function: spectral normalisations into their weights, batch
+Five folds, none of which changes the function: spectral normalisations into their weights, batch
 norms into the layers before them, the networks of a flow into half as many with all that is around
-them, and Gaussian experts into one.
+them, Gaussian experts into one, and the constants of a scale into those of a line.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from density_softmax.deploy.graph import trace
 from density_softmax.nn import spectral
 from density_softmax.nn.densities import Density, FlowDensity, GaussianDensity
-from density_softmax.nn.evidence import Evidence
+from density_softmax.nn.evidence import Evidence, in_columns
 from density_softmax.nn.flows import AffineCoupling
 from density_softmax.nn.precision import full_precision
+from density_softmax.nn.scale import QuantileScale, RangeScale
 from density_softmax.nn.surgery import replace_layers
 from density_softmax.stages import Stage
 
 __all__ = [
     "FOLDS",
+    "FoldedScale",
     "FusedFlow",
     "FusedGaussians",
     "fold_all",
     "fold_batch_norms",
+    "fold_scales",
     "fold_spectral_norms",
     "fuse_flows",
     "fuse_gaussians",
@@ -50,6 +53,8 @@ FUSIONS: dict[type[nn.Module], Callable[[Any, Any], nn.Module]] = {
     nn.Conv3d: fuse_conv_bn_eval,
     nn.Linear: fuse_linear_bn_eval,
 }
+FLOAT = torch.finfo(torch.float32)
+FoldableScale = RangeScale | QuantileScale
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -117,11 +122,21 @@ def fuse_gaussians(network: nn.Module, example: Tensor) -> list[str]:
     return replace_layers(network, rule)
 
 
+def fold_scales(network: nn.Module, example: Tensor) -> list[str]:
+    """Let every scale with more constants than one be a few operations on a line."""
+
+    def rule(name: str, layer: nn.Module) -> nn.Module | None:
+        return FoldedScale(layer) if isinstance(layer, FoldableScale) else None
+
+    return replace_layers(network, rule)
+
+
 FOLDS: dict[str, Callable[[nn.Module, Tensor], list[str]]] = {
     "spectral norms": fold_spectral_norms,
     "batch norms": fold_batch_norms,
     "flows": fuse_flows,
     "Gaussian experts": fuse_gaussians,
+    "scales": fold_scales,
 }
 
 
@@ -135,51 +150,41 @@ class FusedFlow(Density):
     all s and t² with ones and halves; which half of t is which makes no difference to it.
     """
 
-    mean: Tensor | None
-    inverse_scale: Tensor | None
-    height: Tensor
-    signs: Tensor
-
     @torch.no_grad()
     def __init__(self, density: FlowDensity) -> None:
         super().__init__()
         couplings = _couplings(density)
         self.halves = density.flow.halves
         self.layers = [self._store(i, coupling) for i, coupling in enumerate(couplings)]
-        standardize, num_features = density.standardize, sum(self.halves)
+        self.standardize, num_features = density.standardize, sum(self.halves)
         mean, scale = density.mean, density.scale.double()
         height = -num_features / 2 * math.log(2 * math.pi) - density.log_volume.double()
         ones = scale.new_ones(sum(self.halves[1 - i % 2] for i in range(len(couplings))))
         signs = torch.cat([ones, scale.new_full((num_features,), -0.5)])
-        self.register_buffer("mean", mean.clone() if standardize else None)
-        self.register_buffer("inverse_scale", (1 / scale).float() if standardize else None)
+        if self.standardize:
+            self.register_buffer("mean", mean.clone())
+            self.register_buffer("inverse_scale", (1 / scale).float())
         self.register_buffer("height", height.float())
         self.register_buffer("signs", signs.float())
 
     def log_prob_of_floats(self, z: Tensor) -> Tensor:
         """h + Σ s − ½ ‖t‖²."""
-        if self.mean is not None and self.inverse_scale is not None:
-            z = (z - self.mean) * self.inverse_scale
-        kept, moved = z.split(self.halves, dim=-1)
+        own = fast_buffers(self)
+        if self.standardize:
+            z = (z - own["mean"]) * own["inverse_scale"]
+        kept, moved = z.split_with_sizes(self.halves, dim=-1)
         terms = []
         for layers in self.layers:
-            raw, shift = self._condition(layers, kept).chunk(2, dim=-1)
+            raw, shift = condition([(own[b], own[w]) for b, w in layers], kept).chunk(2, dim=-1)
             s = raw.tanh()
             kept, moved = torch.addcmul(shift, s.exp(), moved), kept
             terms.append(s)
-        terms += [kept.square(), moved.square()]
-        return torch.addmv(self.height, torch.cat(terms, dim=-1), self.signs)
+        terms += [kept * kept, moved * moved]
+        return torch.addmv(own["height"], torch.cat(terms, dim=-1), own["signs"])
 
     def stages(self) -> tuple[Stage, ...]:
         """None: it was fitted before."""
         return ()
-
-    def _condition(self, layers: list[tuple[str, str]], h: Tensor) -> Tensor:
-        """Both networks of a coupling, from the names of their biases and weights."""
-        *hidden, (bias, weight) = layers
-        for inner_bias, inner_weight in hidden:
-            h = torch.addmm(getattr(self, inner_bias), h, getattr(self, inner_weight)).relu()
-        return torch.addmm(getattr(self, bias), h, getattr(self, weight))
 
     def _store(self, number: int, coupling: AffineCoupling) -> list[tuple[str, str]]:
         """Keep the layers of both networks as one; the names of their biases and weights."""
@@ -198,6 +203,14 @@ class FusedFlow(Density):
         return names
 
 
+def condition(layers: list[tuple[Tensor, Tensor]], h: Tensor) -> Tensor:
+    """Both networks of a coupling, from their biases and weights."""
+    *hidden, (bias, weight) = layers
+    for inner_bias, inner_weight in hidden:
+        h = torch.addmm(inner_bias, h, inner_weight).relu_()
+    return torch.addmm(bias, h, weight)
+
+
 @final
 class FusedGaussians(nn.Module):
     """Σ_i w_i (ℓ_i − c_i) of Gaussians ℓ_i and the energy as h − ‖A(z − m)‖² + w log Σ exp g(z).
@@ -205,11 +218,6 @@ class FusedGaussians(nn.Module):
     The rows of A are those of all the √(w_i/2) W_i, each in the columns that its expert reads; h
     holds what does not depend on the input.
     """
-
-    center: Tensor
-    whitening: Tensor
-    height: Tensor
-    energy: Tensor | None
 
     def __init__(self, evidence: Evidence) -> None:
         super().__init__()
@@ -234,10 +242,65 @@ class FusedGaussians(nn.Module):
 
     def forward(self, features: Tensor, logits: Tensor) -> Tensor:
         """The evidence of each sample."""
+        own = fast_buffers(self)
         with full_precision(features):
-            y = F.linear(features[:, self.columns].float() - self.center, self.whitening)
-            found = self.height - y.square().sum(-1)
-            return found if self.energy is None else found + self.energy * logits.logsumexp(-1)
+            z = in_columns(features, self.columns).float()
+            y = F.linear(z - own["center"], own["whitening"])
+            found = own["height"] - y.square().sum(-1)
+            energy = own["energy"]
+            return found if energy is None else torch.addcmul(found, energy, logits.logsumexp(-1))
+
+
+@final
+class FoldedScale(nn.Module):
+    """A scale as exp(tail(a + b log p)), where the line is one operation.
+
+    The line of a quantile scale is its surprise u, or 1 + u where the tail needs that. Its rounding
+    is that of the log density itself.
+    """
+
+    @torch.no_grad()
+    def __init__(self, scale: FoldableScale) -> None:
+        super().__init__()
+        self.tail = scale.tail if isinstance(scale, QuantileScale) else None
+        decay = scale.decay.double() if isinstance(scale, QuantileScale) else torch.zeros(())
+        decay = 4 * decay if self.tail == "stretched" else decay
+        intercept, slope = _line(scale)
+        self.register_buffer("intercept", intercept.float())
+        self.register_buffer("slope", slope.float())
+        self.register_buffer("top", decay.float() if self.tail == "stretched" else torch.zeros(()))
+        self.register_buffer("decay", -decay.float())
+
+    def forward(self, log_prob: Tensor) -> Tensor:
+        """The factor of each sample, in (0, 1]."""
+        own = fast_buffers(self)
+        log_factor = torch.addcmul(own["intercept"], log_prob, own["slope"])
+        if self.tail is not None:
+            log_factor = torch.addcmul(own["top"], self._stretch(log_factor), own["decay"])
+        return log_factor.exp().clamp(FLOAT.tiny, 1.0)
+
+    def _stretch(self, line: Tensor) -> Tensor:
+        """u, log(1 + u) or (1 + u)^¼; finite where the density underflowed."""
+        if self.tail == "exponential":
+            return line.clamp(0.0, FLOAT.max)
+        line = line.clamp(1.0, FLOAT.max)
+        return line.log() if self.tail == "power" else line.pow(0.25)
+
+
+def _line(scale: FoldableScale) -> tuple[Tensor, Tensor]:
+    """a and b of a + b log p."""
+    if isinstance(scale, RangeScale):
+        smallest = scale.smallest.double()
+        slope = (scale.high - scale.low) / (scale.largest - smallest).clamp_min(FLOAT.eps)
+        return scale.low - slope * smallest, slope
+    slope = -1 / scale.spread.double()
+    first = 0.0 if scale.tail == "exponential" else 1.0
+    return first - slope * scale.threshold, slope
+
+
+def fast_buffers(module: nn.Module) -> dict[str, Any]:
+    """The buffers of a module; to find one as an attribute takes as long as to use it."""
+    return module._buffers
 
 
 def _couplings(density: FlowDensity) -> list[AffineCoupling]:

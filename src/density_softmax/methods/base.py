@@ -102,15 +102,15 @@ class Method(nn.Module, ABC):
 
     def guarded(self, x: Tensor) -> Prediction:
         """`forward` with bad rows flagged: what `predict` serves and what is exported."""
-        good = x.isfinite().flatten(1).all(1)
-        probs, aleatoric, epistemic = self(x.where(_per_row(good, x), torch.zeros_like(x)))
+        # Few operations: 0 times a number is 0, and times anything else NaN, which a sum keeps.
+        zero = (x * 0).flatten(1).sum(1)
+        probs, aleatoric, epistemic = self(x.where(_per_row(zero == 0, x), 0))
         # An input so large that the density overflows is as unknown as one that is no number.
-        good &= probs.isfinite().all(1) & aleatoric.isfinite() & epistemic.isfinite()
-        uniform = torch.full_like(probs, 1 / self.num_classes)
+        good = (zero + probs.sum(1) + aleatoric + epistemic).abs() < math.inf
         return Prediction(
-            probs.where(good[:, None], uniform),
-            aleatoric.masked_fill(~good, math.log(self.num_classes)),
-            epistemic.masked_fill(~good, math.inf),
+            probs.where(good[:, None], 1 / self.num_classes),
+            aleatoric.where(good, math.log(self.num_classes)),
+            epistemic.where(good, math.inf),
         )
 
     def save(self, path: str | Path) -> None:

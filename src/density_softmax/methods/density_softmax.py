@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from density_softmax.errors import UserError
 from density_softmax.methods.base import FirstStage, Method, MethodConfig
 from density_softmax.nn.densities import Density, DensityConfig, FlowDensity
-from density_softmax.nn.evidence import Evidence
+from density_softmax.nn.evidence import Evidence, in_columns
 from density_softmax.nn.head import Head, entropy_of_logits
 from density_softmax.nn.penalty import FrobeniusPenalty, PenaltyConfig
 from density_softmax.nn.reading import LayerReader
@@ -134,7 +134,7 @@ class DensitySoftmax(Method):
     def predict_features(self, features: Tensor) -> Prediction:
         """`forward` from what `features` returned."""
         logits, log_prob = self.logits_and_log_prob(features)
-        probs = (self.scale(log_prob)[:, None] * logits).softmax(-1)
+        probs = (self.scale(log_prob).unsqueeze(-1) * logits).softmax(-1)
         return Prediction(probs, entropy_of_logits(logits), -log_prob)
 
     def features(self, x: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class DensitySoftmax(Method):
         return self._last(self.features(x))
 
     def _last(self, features: Tensor) -> Tensor:
-        return features[:, : self.num_features]
+        return in_columns(features, slice(0, self.num_features))
 
     @property
     def density(self) -> Density:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from density_softmax.nn.densities import Density
 from density_softmax.stages import Stage, on_columns
 
-__all__ = ["Evidence"]
+__all__ = ["Evidence", "in_columns"]
 
 
 @final
@@ -47,7 +47,7 @@ class Evidence(nn.Module):
 
     def experts(self, features: Tensor, logits: Tensor) -> Tensor:
         """What each expert says, (batch, experts)."""
-        found = [density.log_prob(features[:, columns]) for _, density, columns in self._readers()]
+        found = [density.log_prob(in_columns(features, c)) for _, density, c in self._readers()]
         if self.energy:
             found.append(logits.logsumexp(-1))
         return torch.stack(found, dim=-1)
@@ -60,10 +60,10 @@ class Evidence(nn.Module):
 
     def forward(self, features: Tensor, logits: Tensor) -> Tensor:
         """The evidence of each sample, from its features and logits at temperature 1."""
-        if self.energy or len(self.densities) > 1:
+        if self.energy or len(self.columns) > 1:
             return self.combined(self.experts(features, logits))
         ((_, density, columns),) = self._readers()
-        return density.log_prob(features[:, columns])
+        return density.log_prob(in_columns(features, columns))
 
     def combined(self, experts: Tensor) -> Tensor:
         """From (batch, experts) to (batch,)."""
@@ -79,3 +79,9 @@ class Evidence(nn.Module):
         lower, median, upper = torch.quantile(experts.double(), levels, dim=0)
         self.center.copy_(median)
         self.weight.copy_(1 / (upper - lower).clamp_min(torch.finfo(torch.float32).eps))
+
+
+def in_columns(features: Tensor, columns: slice) -> Tensor:
+    """Some columns of features; all of them are no operation."""
+    whole = columns == slice(0, features.shape[1])
+    return features if whole else features[:, columns]
