@@ -1,11 +1,12 @@
 """How long a prediction takes, relative to ERM: eager, and exported to onnxruntime.
 
     python benchmarks/latency.py [--backbones resffn,...] [--methods all|a,b] [--out DIR]
-    python benchmarks/latency.py --overhead [--backbones ...] [--out DIR]
+    python benchmarks/latency.py --overhead [--backbones ...] [--density gaussian] [--out DIR]
 
 The first form compares all methods at batch 1, beside the paper's ratios. The second looks at
 Density-Softmax against ERM alone, at batches 1, 8 and 64: as they are, both with everything folded
-that an export folds, and both exported.
+that an export folds, and both exported. The recipes of these networks have the paper's flow;
+--density puts another in its place.
 
 Weights are untrained, which changes nothing; methods are in evaluation mode under inference_mode.
 All calls of a network take turns in one process, in as many rounds as --seconds allow and at least
@@ -37,12 +38,14 @@ from rich.progress import Progress, track
 from torch import Tensor
 
 import density_softmax as ds
+from density_softmax.benchmark import prepare
 from density_softmax.deploy.folding import fold_all
 from density_softmax.deploy.predictor import onnx_session
 from density_softmax.engine.runtime import name_device
 from density_softmax.errors import UserError
 from density_softmax.methods import Method
 from density_softmax.metrics import Latency, interleaved_latency, latency_ratio, latency_spread
+from density_softmax.nn.densities import DensityConfig
 from density_softmax.recipes import get_recipe
 from density_softmax.report.names import method_name
 from density_softmax.report.paper import paper_value
@@ -86,7 +89,7 @@ def compare(backbone: str, args: argparse.Namespace) -> list[Row]:
     """Every method eager and, where it can be, exported."""
     recipe, rows = BACKBONES[backbone], list[Row]()
     kinds = track(args.methods, description=f"{backbone}: build")
-    methods = {kind: untrained(get_recipe(recipe, kind)) for kind in kinds}
+    methods = {kind: as_if_fitted(untrained(get_recipe(recipe, kind))) for kind in kinds}
     x = inputs(recipe, args)
     served = serve(methods, x[:2], args.threads, backbone)
     for size in args.batches:
@@ -100,7 +103,9 @@ def compare(backbone: str, args: argparse.Namespace) -> list[Row]:
 def overhead(backbone: str, args: argparse.Namespace) -> list[Row]:
     """Density-Softmax against ERM, whole passes and tails."""
     recipe, rows = BACKBONES[backbone], list[Row]()
-    methods = {kind: untrained(get_recipe(recipe, kind)) for kind in (ERM, OURS)}
+    changes = [f"method.density={args.density}"] if args.density else []
+    recipes = {ERM: get_recipe(recipe, ERM), OURS: prepare(recipe, OURS, changes)}
+    methods = {kind: as_if_fitted(untrained(chosen)) for kind, chosen in recipes.items()}
     x = inputs(recipe, args)
     served = serve(methods, x[:2], args.threads, backbone)
     forms = {f"{EAGER}/{kind}": method for kind, method in methods.items()}
@@ -116,6 +121,14 @@ def overhead(backbone: str, args: argparse.Namespace) -> list[Row]:
         for timed in passes.values():
             timed.hook.remove()
     return rows
+
+
+def as_if_fitted(method: Method) -> Method:
+    """Scalars off their first values: a temperature of 1 or a decay of 0 vanishes from a graph."""
+    for buffer in method.buffers():
+        if buffer.ndim == 0 and buffer.is_floating_point():
+            buffer.add_(0.1)
+    return method
 
 
 def inputs(recipe: str, args: argparse.Namespace) -> Tensor:
@@ -274,7 +287,8 @@ def tail_rows(
 def heading(backbone: str, args: argparse.Namespace) -> str:
     """What was measured, on what."""
     place = f"threads: {args.threads}, {name_device(torch.device('cpu'))}"
-    return f"\n### {backbone} (recipe {BACKBONES[backbone]}), {place}\n"
+    density = f", density {args.density}" if args.density else ""
+    return f"\n### {backbone} (recipe {BACKBONES[backbone]}{density}), {place}\n"
 
 
 class Figures:
@@ -350,6 +364,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--methods", type=chosen_methods, default="all", help="all, or a,b; without --overhead"
     )
+    kinds = list(DensityConfig.members)
+    parser.add_argument("--density", choices=kinds, help="with --overhead; the recipe's if none")
     parser.add_argument("--batches", help="sizes; 1, or 1,8,64 with --overhead, if not given")
     parser.add_argument("--seconds", type=float, default=300.0, help="per network and batch size")
     parser.add_argument("--threads", type=int, default=2, help="of torch and of onnxruntime")
