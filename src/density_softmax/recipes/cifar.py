@@ -8,7 +8,7 @@ from density_softmax.data.image_data import ImageData
 from density_softmax.methods import DensitySoftmax, MethodConfig
 from density_softmax.nn.densities import FlowDensity
 from density_softmax.nn.penalty import FrobeniusPenalty
-from density_softmax.nn.scale import RangeScale
+from density_softmax.nn.scale import QuantileScale, RangeScale
 from density_softmax.nn.wide_resnet import WideResNet
 from density_softmax.optimization import SGD, Adam, Descent, OneCycle, Steps
 from density_softmax.recipes.base import Recipe, choose
@@ -65,7 +65,10 @@ def cifar100(method: str = "density_softmax") -> Recipe:
 def cifar10_small(method: str = "density_softmax") -> Recipe:
     """CIFAR-10 on two CPU cores: all of its images, a narrow WRN, minutes in place of days.
 
-    Ours throughout: 15 epochs of one cycle, and the densities and the scale that `attach` takes.
+    Ours throughout: 15 epochs of one cycle, and the experts that `attach` takes. Layers, quantile
+    and budget were chosen by held-out images and by these under the four corruptions that no
+    benchmark reports on. A network trained so briefly is hardly overconfident: what its density
+    finds surprising is to be doubted a little and early, not much and late.
     """
     train = Descent(
         epochs=15,
@@ -84,7 +87,10 @@ def cifar10_small(method: str = "density_softmax") -> Recipe:
         ),
         **varied_weights(replace(train, optimizer=SGD(lr=0.2)), l2=2.5e-4),
         "density_softmax": replace(
-            closed_form(("group1", "group2")), penalty=penalty, representation=train
+            closed_form(("stem", "group1")),
+            scale=QuantileScale.Config(quantile=0.5, budget=0.005),
+            penalty=penalty,
+            representation=train,
         ),
     }
     return Recipe(
