@@ -185,18 +185,36 @@ def test_who_shares_a_first_stage_is_a_method_of_one_network() -> None:
         for kind in MethodConfig.members
         if get_recipe("toy", kind).method.first_stage() is not None
     }
-    assert sharing == {"density_softmax"}
+    assert sharing == {"density_softmax", "deterministic", "temperature_scaling"}
 
 
 @pytest.mark.parametrize(
     ("method", "changes"),
-    [("deterministic", ()), ("density_softmax", ("method.representation=null",))],
+    [("mc_dropout", ()), ("density_softmax", ("method.representation=null",))],
 )
 def test_without_a_first_stage_to_share_nothing_is_taken_over(
     method: str, changes: tuple[str, ...], donor: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match="no stage that could be taken over; train without --from"):
         train(tmp_path / "run", recipe(*changes, method=method), donor=donor)
+
+
+def test_temperature_scaling_of_an_erm_run_is_that_of_its_own_training(tmp_path: Path) -> None:
+    chosen = {
+        kind: recipe("method.descent.epochs=2", method=kind)
+        for kind in ("deterministic", "temperature_scaling")
+    }
+    erm = train(tmp_path / "erm", chosen["deterministic"])
+    taken = train(tmp_path / "taken", chosen["temperature_scaling"], donor=erm)
+    trained = train(tmp_path / "trained", chosen["temperature_scaling"])
+    for stage in ("train", "temperature"):
+        file = Path("stages", f"{stage}.done.safetensors")
+        assert (taken / file).read_bytes() == (trained / file).read_bytes()
+    costs = {row.metric: row.value for row in read_rows(taken / "rows.csv")}
+    assert costs["train_seconds:train"] == record_of(RunDirectory(erm)).finished[0].seconds
+    longer = recipe("method.descent.epochs=3", method="temperature_scaling")
+    with pytest.raises(UserError, match=r"run with method\.descent\.epochs=3; train without"):
+        train(tmp_path / "longer", longer, donor=erm)
 
 
 def test_a_run_of_another_method_is_refused(donor: Path, tmp_path: Path) -> None:

@@ -74,9 +74,10 @@ def train(
 
     A run that was killed continues with `--resume` and ends with the same weights.
 
-    With `--from RUN` the first stage of density_softmax, encoder and head, is not trained but
-    taken over from another run of it, with its cost. The result is the same, bit for bit: a run
-    is refused whose data, encoder, seed, penalty or training of them differ.
+    With `--from RUN` the first stage, encoder and head, is not trained but taken over from
+    another run, with its cost: density_softmax from another of its kind, temperature_scaling from
+    deterministic. The result is the same, bit for bit: a run is refused whose data, encoder,
+    seed, penalty or training of them differ.
 
     The members of an ensemble are runs of their own, in `members/` of its directory. They can
     be trained one by one, on any machine, with `--member 0`, `--member 1`, ...; without, those
@@ -147,8 +148,9 @@ def benchmark(
     that fails stops no other; its error is in `cells.csv` and its output in `logs/`, and the
     exit code is then 1. When all are through, the latency of all methods is measured in turn.
 
-    Variants of density_softmax that differ only behind encoder and head have these in common:
-    one of them trains them, the others wait for that and take them over, with their cost.
+    Variants of density_softmax that differ only behind encoder and head have these in common,
+    and so have deterministic and temperature_scaling: one trains them, the others wait for that
+    and take them over, with their cost.
 
     With `--engine ray` the cells go to the cluster of $RAY_ADDRESS, whose machines share the
     directory; without that variable, to the cores of this machine. Cells that run side by side

@@ -130,10 +130,12 @@ class FirstStage(NamedTuple):
     """What a first stage depends on, and what it changes; the rest of the method may be any.
 
     Attributes:
+        training: its name. Methods that give it the same name compute the same in it.
         settings: the entries of the config that it depends on.
         parts: the parts of the method that it changes, built from those settings and the encoder.
     """
 
+    training: str
     settings: tuple[str, ...]
     parts: tuple[str, ...]
 

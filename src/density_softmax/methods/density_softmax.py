@@ -67,8 +67,10 @@ class DensitySoftmax(Method):
 
         def first_stage(self) -> FirstStage | None:
             """Eq. 4, the same whatever the density, the scale and the training of the head."""
-            stage = FirstStage(("penalty", "representation"), ("encoder", "head", "penalty"))
-            return None if self.representation is None else stage
+            if self.representation is None:
+                return None
+            settings, parts = ("penalty", "representation"), ("encoder", "head", "penalty")
+            return FirstStage("density_softmax", settings, parts)
 
     config: Config
 

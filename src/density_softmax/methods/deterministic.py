@@ -8,7 +8,7 @@ from typing import final
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.methods.base import FirstStage, Method, MethodConfig
 from density_softmax.nn.head import Head, entropy_of_logits
 from density_softmax.optimization import Descent
 from density_softmax.stages import Stage, Train, Values
@@ -35,6 +35,10 @@ class Deterministic(Method):
         ) -> Deterministic:
             """An untrained classifier around `encoder`."""
             return Deterministic(encoder, num_classes, self, example)
+
+        def first_stage(self) -> FirstStage:
+            """The whole training, which temperature scaling begins with."""
+            return FirstStage("deterministic", ("descent",), ("encoder", "head"))
 
     config: Config
 

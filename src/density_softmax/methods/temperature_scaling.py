@@ -8,7 +8,7 @@ from typing import final
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.methods.base import FirstStage, Method, MethodConfig
 from density_softmax.nn.head import Head, entropy_of_logits
 from density_softmax.nn.temperature import fit_temperature
 from density_softmax.optimization import Descent
@@ -38,6 +38,10 @@ class TemperatureScaling(Method):
         ) -> TemperatureScaling:
             """An untrained classifier around `encoder`, at temperature 1."""
             return TemperatureScaling(encoder, num_classes, self, example)
+
+        def first_stage(self) -> FirstStage:
+            """The training of ERM, before there is a temperature."""
+            return FirstStage("deterministic", ("descent",), ("encoder", "head"))
 
     config: Config
 

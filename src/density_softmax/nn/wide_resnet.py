@@ -57,7 +57,7 @@ class WideResNet(Backbone):
     uncertainty-baselines (version 2), except that PyTorch pads strided convolutions evenly.
     """
 
-    layer_names = ("group1", "group2", "group3")
+    layer_names = ("stem", "group1", "group2", "group3")
 
     @dataclass(frozen=True)
     class Config(BackboneConfig, kind="wide_resnet"):

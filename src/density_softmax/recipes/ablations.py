@@ -22,7 +22,7 @@ NO_PENALTY: Variant = ("method.penalty=none",)
 # Appendix "Additional ablation study" of the paper has these coefficients and 0.
 COEFFICIENTS = ("1e-4", "1e-3", "1e-2", "1e-1", "1.0")
 
-# Layers for the density to read, from shallow to deep, by the kind of the encoder.
+# For recipes that read none: layers from shallow to deep, by the kind of the encoder.
 LAYERS = {
     "resffn": ("blocks.0", "blocks.5"),
     "wide_resnet": ("group1", "group2"),
@@ -61,13 +61,13 @@ def densities(recipe: Recipe) -> tuple[Variant, ...]:
 
 def layers(recipe: Recipe) -> tuple[Variant, ...]:
     """Layers that a density reads, with and without the last features and the energy."""
-    kind = recipe.encoder.kind
-    if kind not in LAYERS:
+    kind, own = recipe.encoder.kind, _config(recipe).layers
+    if len(own) != 2 and kind not in LAYERS:
         raise ConfigError(
-            f"no layers are listed for the encoder '{kind}'; name some by "
-            "--set 'method.layers=[\"NAME\"]'"
+            f"no layers are listed for the encoder '{kind}'; name two by "
+            '--set \'method.layers=["NAME", "NAME"]\''
         )
-    first, second = LAYERS[kind]
+    first, second = own if len(own) == 2 else LAYERS[kind]
     experts = itertools.product(([first], [first, second]), (True, False), (True, False))
     return (
         *(_reading([], True, energy) for energy in (True, False)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 
 from density_softmax.config import ConfigError, differences
 from density_softmax.data.base import DataConfig
@@ -57,15 +57,17 @@ class Recipe:
 
     def first_stage_differences(self, other: Recipe) -> list[str]:
         """The `path=value` pairs of this recipe by which its first stage is not that of `other`."""
-        stage = self.method.first_stage()
+        stage, others = self.method.first_stage(), other.method.first_stage()
         assert stage is not None, "asked only where there is something to share"
+        if others is None or others.training != stage.training:
+            return [f"method={self.method.kind}"]
         free = {"name", *(f"engine.{name}" for name in PLACES)}
         free |= {f"data.{name}" for name in NOT_TRAINED_ON}
-        entries = {entry.name for entry in fields(self.method)}  # type: ignore[arg-type]
-        free |= {f"method.{name}" for name in entries - set(stage.settings)}
+        settings = {name: getattr(other.method, name) for name in stage.settings}
+        method: MethodConfig = replace(self.method, **settings)  # type: ignore[type-var]
         return [
             assignment
-            for assignment in differences(other, self)
+            for assignment in differences(replace(other, method=method), self)
             if ".".join(assignment.partition("=")[0].split(".")[:2]) not in free
         ]
 
