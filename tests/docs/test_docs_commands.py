@@ -48,11 +48,21 @@ def test_changes_to_recipes_are_changes_that_they_take(page):
             prepare(words[2], *(named or ["density_softmax"]), changes)
 
 
+def with_what_it_imports(script):
+    """The text of a script and of the modules beside it that it imports: options may be there."""
+    text = script.read_text(encoding="utf-8")
+    names = re.findall(r"^from (\w+) import", text, re.MULTILINE)
+    beside = (script.with_name(f"{name}.py") for name in names)
+    return "\n".join(
+        [text, *(file.read_text(encoding="utf-8") for file in beside if file.exists())]
+    )
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_scripts_and_their_options_exist(page):
     for line in commands(page, "python"):
         script, *options = line.split()[1:]
-        text = (ROOT / script).read_text(encoding="utf-8")
+        text = with_what_it_imports(ROOT / script)
         for option in options:
             assert not option.startswith("--") or f'"{option}"' in text, line
 

@@ -85,7 +85,9 @@ def test_groups_halve_the_image_twice_after_the_stem(stem_stride: int) -> None:
         )
     backbone(torch.randn(1, 3, 32, 32))
     side = 32 // stem_stride
-    assert sizes == [(16, side, side), (32, side // 2, side // 2), (64, side // 4, side // 4)]
+    stem, *groups = sizes
+    assert stem == (16, side, side)
+    assert groups == [(16, side, side), (32, side // 2, side // 2), (64, side // 4, side // 4)]
 
 
 def test_features_of_a_batch_are_those_of_its_parts() -> None:

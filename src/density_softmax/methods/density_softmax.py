@@ -67,10 +67,9 @@ class DensitySoftmax(Method):
 
         def first_stage(self) -> FirstStage | None:
             """Eq. 4, the same whatever the density, the scale and the training of the head."""
-            if self.representation is None:
-                return None
             settings, parts = ("penalty", "representation"), ("encoder", "head", "penalty")
-            return FirstStage("density_softmax", settings, parts)
+            stage = FirstStage("density_softmax", settings, parts)
+            return None if self.representation is None else stage
 
     config: Config
 
