@@ -192,7 +192,7 @@ def tail_rows(
 def table(rows: Sequence[Row]) -> str:
     """A line per batch size and form, in Markdown."""
     figures = Figures(rows)
-    heads = "ERM, ms | Density-Softmax, ms | whole pass | tail within passes | tail alone"
+    heads = "ERM, ms | Density-Softmax, ms | whole pass | tail behind the encoder | tail alone"
     lines = [f"| batch | both are | rounds | {heads} | / eager ERM |", "|---" * 9 + "|"]
     for size in figures.sizes:
         for form in FORMS:
