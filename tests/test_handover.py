@@ -185,7 +185,12 @@ def test_who_shares_a_first_stage_is_a_method_of_one_network() -> None:
         for kind in MethodConfig.members
         if get_recipe("toy", kind).method.first_stage() is not None
     }
-    assert sharing == {"density_softmax", "deterministic", "temperature_scaling"}
+    assert sharing == {
+        "constant_temperature",
+        "density_softmax",
+        "deterministic",
+        "temperature_scaling",
+    }
 
 
 @pytest.mark.parametrize(
@@ -215,6 +220,26 @@ def test_temperature_scaling_of_an_erm_run_is_that_of_its_own_training(tmp_path:
     longer = recipe("method.descent.epochs=3", method="temperature_scaling")
     with pytest.raises(UserError, match=r"run with method\.descent\.epochs=3; train without"):
         train(tmp_path / "longer", longer, donor=erm)
+
+
+def test_the_control_without_a_density_begins_with_the_representation_of_density_softmax(
+    donor: Path, tmp_path: Path
+) -> None:
+    small = ("method.descent.epochs=2", "method.penalty.every=2", "engine.checkpoint_seconds=0.0")
+    control = recipe(*small, method="constant_temperature")
+    same_run(
+        train(tmp_path / "alone", control),
+        train(tmp_path / "helped", control, donor=donor),
+    )
+    longer = recipe(*small, "method.descent.epochs=3", method="constant_temperature")
+    with pytest.raises(UserError, match=r"run with method\.descent\.epochs=3; train without"):
+        train(tmp_path / "longer", longer, donor=donor)
+
+
+def test_a_control_with_a_temperature_of_its_own_keeps_it(donor: Path, tmp_path: Path) -> None:
+    known = recipe("method.temperature=2.0", method="constant_temperature")
+    with pytest.raises(UserError, match="no stage that could be taken over"):
+        train(tmp_path / "run", known, donor=donor)
 
 
 def test_a_run_of_another_method_is_refused(donor: Path, tmp_path: Path) -> None:

@@ -149,8 +149,8 @@ def benchmark(
     exit code is then 1. When all are through, the latency of all methods is measured in turn.
 
     Variants of density_softmax that differ only behind encoder and head have these in common,
-    and so have deterministic and temperature_scaling: one trains them, the others wait for that
-    and take them over, with their cost.
+    and so have constant_temperature, and deterministic and temperature_scaling: one trains them,
+    the others wait for that and take them over, with their cost.
 
     With `--engine ray` the cells go to the cluster of $RAY_ADDRESS, whose machines share the
     directory; without that variable, to the cores of this machine. Cells that run side by side

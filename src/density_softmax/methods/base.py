@@ -131,7 +131,7 @@ class FirstStage(NamedTuple):
 
     Attributes:
         training: its name. Methods that give it the same name compute the same in it.
-        settings: the entries of the config that it depends on.
+        settings: the entries of the config that it depends on, in the order of all who share it.
         parts: the parts of the method that it changes, built from those settings and the encoder.
     """
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from density_softmax.config import ConfigError
-from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.methods.base import FirstStage, Method, MethodConfig
 from density_softmax.nn.head import Head, entropy_of_logits
 from density_softmax.nn.penalty import FrobeniusPenalty, PenaltyConfig
 from density_softmax.nn.temperature import fit_temperature
@@ -60,6 +60,12 @@ class ConstantTemperature(Method):
             """An untrained classifier around `encoder`."""
             return ConstantTemperature(encoder, num_classes, self, example)
 
+        def first_stage(self) -> FirstStage | None:
+            """The representation stage of Density-Softmax, unless the head knows its T already."""
+            parts = ("encoder", "head", "penalty")
+            stage = FirstStage("density_softmax", ("penalty", "descent"), parts)
+            return stage if self.temperature is None else None
+
     config: Config
 
     def __init__(
@@ -79,7 +85,7 @@ class ConstantTemperature(Method):
     def stages(self) -> tuple[Stage, ...]:
         """The whole network on Eq. 4 and, unless the recipe knows it, T on the held-out slice."""
         descent = Train(
-            "train",
+            "representation",
             loss=self._loss,
             parameters=list(self.parameters()),
             descent=self.config.descent,

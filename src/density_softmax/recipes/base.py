@@ -63,7 +63,10 @@ class Recipe:
             return [f"method={self.method.kind}"]
         free = {"name", *(f"engine.{name}" for name in PLACES)}
         free |= {f"data.{name}" for name in NOT_TRAINED_ON}
-        settings = {name: getattr(other.method, name) for name in stage.settings}
+        settings = {
+            name: getattr(other.method, theirs)
+            for name, theirs in zip(stage.settings, others.settings, strict=True)
+        }
         method: MethodConfig = replace(self.method, **settings)  # type: ignore[type-var]
         return [
             assignment
