@@ -81,7 +81,7 @@ def run(
         return []
     found = measure(fabric, recipe, method, data, directory, progress)
     found["cost"] |= training_cost(record)
-    rows = as_rows(identity, found)
+    rows = as_rows(identity, found | mean_over_shifts(found))
     if fabric.is_global_zero:
         directory.save_rows(rows)
     return rows
@@ -168,10 +168,11 @@ def evaluate(
     lipschitz: bool = False,
     progress: bool = True,
 ) -> list[Row]:
-    """Evaluate a finished run again, on other sets if any are named; returns and keeps its rows.
+    """Evaluate a finished run again; if any sets are named, on these. Returns and keeps its rows.
 
-    Rows of splits that are not evaluated this time, and of training, stay. Bounds of the
-    encoder's Lipschitz constant are computed only if asked for: large networks take minutes.
+    Rows of splits that are not evaluated this time, and of training, stay, and means over shifts
+    are of both. Bounds of the encoder's Lipschitz constant are computed only if asked for: large
+    networks take minutes.
     """
     directory = RunDirectory(path)
     recipe, seed, method = load_run(path)
@@ -185,9 +186,11 @@ def evaluate(
         few = list(range(min(LIPSCHITZ_SAMPLES, len(inputs))))
         batch = next(inputs.read([few], fabric.device))
         found["cost"] |= lipschitz_metrics(method.encoder, batch.x)
+    kept = directory.rows()
+    found |= mean_over_shifts(by_split(kept) | found)
     rows = as_rows(directory.identity(), found)
     new = {(row.split, row.metric) for row in rows}
-    rows = [row for row in directory.rows() if (row.split, row.metric) not in new] + rows
+    rows = [row for row in kept if (row.split, row.metric) not in new] + rows
     if fabric.is_global_zero:
         directory.save_rows(rows)
     return rows
@@ -302,7 +305,7 @@ def measure(
     found["cost"] = cost_metrics(method, reference.eval(), example)
     if fabric.is_global_zero:
         directory.add_to_environment(latency_conditions(fabric.device, ["deterministic"]))
-    return found | mean_over_shifts(found)
+    return found
 
 
 def training_cost(record: Checkpoints) -> dict[str, float]:
@@ -325,18 +328,24 @@ def split_metrics(
 
 
 def with_sets(recipe: Recipe, shifts: tuple[str, ...], ood: tuple[str, ...]) -> Recipe:
-    """The recipe with other sets to evaluate on, where any are named."""
+    """The recipe with the named sets to evaluate on besides its test set; with its own if none."""
+    if not shifts and not ood:
+        return recipe
     named = {"shifts": shifts, "ood": ood}
-    changes = {name: sets for name, sets in named.items() if sets}
     known = {field.name for field in dataclasses.fields(recipe.data)}  # type: ignore[arg-type]
-    for name in changes:
-        if name not in known:
-            raise UserError(
-                f"the data of recipe '{recipe.name}' are generated whole: "
-                "leave --shift and --ood away"
-            )
-    data = replace(recipe.data, **changes)  # type: ignore[type-var]
-    return replace(recipe, data=data)
+    if not named.keys() <= known:
+        raise UserError(
+            f"the data of recipe '{recipe.name}' are generated whole: leave --shift and --ood away"
+        )
+    return replace(recipe, data=replace(recipe.data, **named))  # type: ignore[type-var]
+
+
+def by_split(rows: Sequence[Row]) -> Found:
+    """The metrics in the rows of a run."""
+    found = Found()
+    for row in rows:
+        found.setdefault(row.split, {})[row.metric] = row.value
+    return found
 
 
 def as_rows(identity: Mapping[str, Any], found: Found) -> list[Row]:

@@ -37,6 +37,11 @@ def run_directory(tmp_path_factory):
     return out
 
 
+def found(run):
+    """The figures of a run by split and metric."""
+    return {(row.split, row.metric): row.value for row in read_rows(run / "rows.csv")}
+
+
 def contents(folder):
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
@@ -63,6 +68,27 @@ def test_evaluate_repeats_what_training_reported(run_directory, monkeypatch):
     for row in before:
         if "latency" not in row.metric:
             assert after[row[:-1]] == row.value
+
+
+def test_evaluate_adds_named_sets_to_what_was_found(tmp_path, monkeypatch):
+    out, one = tmp_path / "run", ("method.descent.epochs=1", 'data.shifts=["digits-c/fog/1"]')
+    train = ("train", "digits", "--method", "deterministic", *settings(*one), "--out", out)
+    assert call(monkeypatch, *train) == 0
+    before = found(out)
+    sets = ("--shift", "digits-c/contrast/5", "--ood", "digits-c/impulse_noise/5")
+    assert call(monkeypatch, "evaluate", out, *sets) == 0
+    after = found(out)
+    assert {key: after[key] for key in before if key[0].startswith(("iid", "digits-c/"))} == {
+        key: value for key, value in before.items() if key[0].startswith(("iid", "digits-c/"))
+    }
+    assert ("digits-c/impulse_noise/5", "auroc:entropy") in after
+    shifts = [after[f"digits-c/{name}", "nll"] for name in ("fog/1", "contrast/5")]
+    assert after["digits-c", "cnll"] == pytest.approx(sum(shifts) / 2)
+
+
+def test_evaluate_on_sets_by_name_needs_data_that_have_names(run_directory, monkeypatch, capsys):
+    assert call(monkeypatch, "evaluate", run_directory, "--ood", "svhn") == 2
+    assert "generated whole: leave --shift and --ood away" in capsys.readouterr().err
 
 
 def test_evaluate_bounds_the_lipschitz_constant_if_asked(run_directory, monkeypatch):

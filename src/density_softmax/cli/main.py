@@ -197,7 +197,12 @@ def evaluate(
         bool, typer.Option("--lipschitz", help="Also bound the encoder's Lipschitz constant.")
     ] = False,
 ) -> None:
-    """Evaluate a finished run again, on the sets of its recipe or on others."""
+    """Evaluate a finished run again, on the sets of its recipe or on those named.
+
+    What was found on other sets stays, and means over corruptions are of all that have been seen.
+
+    For example `density-softmax evaluate runs/digits/sngp/seed0 --ood foreign.npz`
+    """
     from density_softmax.benchmark import evaluate
     from density_softmax.report import run_summary
 

@@ -81,12 +81,13 @@ def detection_metrics(inside: Prediction, outside: Prediction) -> dict[str, floa
 def mean_over_shifts(found: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Means over the types and severities of a shifted set: `cnll`, `caccuracy`, `cece`.
 
-    Splits are named `<set>/<type>/<severity>`; the means are of split `<set>`.
+    Splits are named `<set>/<type>/<severity>`; the means are of split `<set>`. What was evaluated
+    as OOD has no labels to be right about, and no part in them.
     """
     sets: dict[str, list[Mapping[str, float]]] = {}
     for split, values in found.items():
         name, slash, _ = split.partition("/")
-        if slash:
+        if slash and values.keys() >= LABEL_METRICS.keys():
             sets.setdefault(name, []).append(values)
     return {
         name: {f"c{key}": sum(v[key] for v in members) / len(members) for key in members[0]}
