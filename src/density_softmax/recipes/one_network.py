@@ -33,10 +33,10 @@ def one_network_on_points(train: Descent) -> dict[str, MethodConfig]:
     }
 
 
-def one_network_on_small_images(train: Descent) -> dict[str, MethodConfig]:
+def one_network_on_small_images(train: Descent, num_masks: int = 30) -> dict[str, MethodConfig]:
     """The settings of CIFAR, trained like ERM, but two members of MIMO: the networks are narrow."""
     return {
-        "mc_dropout": MCDropout.Config(chunk=10, descent=train),
+        "mc_dropout": MCDropout.Config(num_samples=num_masks, chunk=10, descent=train),
         "heteroscedastic": Heteroscedastic.Config(
             num_samples=FEW_SAMPLES, chunk=250, descent=train
         ),
