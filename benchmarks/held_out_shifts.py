@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,11 @@ def main() -> None:
     print("| run | layers, quantile, budget | NLL | ECE | cNLL | cECE |\n|---|---|---|---|---|---|")
     for path in args.runs:
         recipe, seed, method = load_run(path)
-        assert isinstance(recipe.data, ImageData), "runs on images"
+        if not isinstance(recipe.data, ImageData) or not isinstance(head_of(method), Head):
+            raise SystemExit(
+                f"{path}: {method.config.kind} on {recipe.name}; give a run on images, of a method "
+                "with one linear head such as deterministic or density_softmax"
+            )
         data = replace(recipe.data, shifts=(), ood=()).load(seed)
         sources = sets(data.train, data.heldout, args.images)
         for setting, found in compare(method, sources, args):
@@ -125,11 +130,15 @@ class Attached:
 
     def _around(self, config: DensitySoftmax.Config) -> DensitySoftmax:
         """A copy of the network: the hooks of one setting are not to slow down another."""
-        encoder, head = copy.deepcopy(self.trained.encoder), self.trained.head
-        assert isinstance(head, Head), "of a method with one linear head"
+        encoder, head = copy.deepcopy(self.trained.encoder), head_of(self.trained)
         method = DensitySoftmax(encoder, self.trained.num_classes, config, self.example)
         method.head.linear = head.linear
         return method.eval()
+
+
+def head_of(method: Method) -> Any:
+    """What a method calls its head; some have none, others none like ours."""
+    return getattr(method, "head", None)
 
 
 def parse() -> argparse.Namespace:
