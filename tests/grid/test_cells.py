@@ -1,5 +1,6 @@
 """What a grid consists of, and which of it is finished."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -145,14 +146,16 @@ def test_ablations_cover_all_kinds_and_both_states_of_each_part() -> None:
 def test_the_papers_form_is_that_of_its_recipe(recipe: str) -> None:
     paper = to_dict(prepare("cifar10", "density_softmax").method)
     base = prepare(recipe, "density_softmax")
-    _, code, text = (prepare(recipe, "density_softmax", v) for v in find_variants("forms", base))
-    for form, scale in ((code, "range"), (text, "max")):
+    _, *forms = (prepare(recipe, "density_softmax", v) for v in find_variants("forms", base))
+    for form, scale in zip(forms, ("range", "constant", "max"), strict=True):
         found = to_dict(form.method)
         same = ("layers", "last", "energy")
         assert [found[key] for key in same] == [paper[key] for key in same]
         assert (found["density"]["kind"], found["density"]["standardize"]) == ("realnvp", False)
         assert found["scale"]["kind"] == scale
         assert found["head"] is not None
+    by_density, alike = (to_dict(form.method)["scale"] for form in forms[:2])
+    assert by_density["low"] < math.log(alike["factor"]) < by_density["high"]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

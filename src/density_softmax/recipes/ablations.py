@@ -9,7 +9,7 @@ from collections.abc import Callable
 from density_softmax.config import ConfigError, to_dict
 from density_softmax.methods import DensitySoftmax
 from density_softmax.nn.densities import DensityConfig
-from density_softmax.nn.scale import ScaleConfig
+from density_softmax.nn.scale import RangeScale, ScaleConfig
 from density_softmax.recipes.base import Recipe
 
 __all__ = ["ABLATIONS", "Variant", "find_variants"]
@@ -78,15 +78,19 @@ def layers(recipe: Recipe) -> tuple[Variant, ...]:
 def forms(recipe: Recipe) -> tuple[Variant, ...]:
     """The paper's method beside the recipe's: RealNVP on raw last features, with the head stage.
 
-    The scale is that of the paper's code, `range`, or that of its text, `max`.
+    The scale is that of the paper's code, `range`; the middle of that range for all inputs, which
+    shows what of it a constant temperature explains; or that of the paper's text, `max`.
     """
     config = _config(recipe)
     head = _other_head(recipe) if config.head is None else UNCHANGED
     # Not again where it is the recipe's own, which may have another range.
-    code = UNCHANGED if config.scale.kind == "range" else ("method.scale=range",)
+    own = config.scale if isinstance(config.scale, RangeScale.Config) else None
+    code = UNCHANGED if own else ("method.scale=range",)
+    middle = (own or RangeScale.Config()).middle
+    constant = ("method.scale=constant", f"method.scale.factor={middle:.4f}")
     density = ("method.density=realnvp", "method.density.standardize=false")
     common = (*_reading([], True, False), *density, *head)
-    return ((*common, *code), (*common, "method.scale=max"))
+    return ((*common, *code), (*common, *constant), (*common, "method.scale=max"))
 
 
 def _reading(names: list[str], last: bool, energy: bool) -> Variant:
