@@ -113,8 +113,8 @@ def test_without_a_number_the_temperature_is_fitted_on_the_held_out_slice() -> N
         logits = method.head.raw(method.features(heldout.x))
     expected = fit_temperature(logits, heldout.y)
     assert method.head.temperature.item() == pytest.approx(expected, rel=1e-5)
-    assert [stage.name for stage in control(None).stages()] == ["train", "temperature"]
-    assert [stage.name for stage in control(1.6).stages()] == ["train"]
+    assert [stage.name for stage in control(None).stages()] == ["representation", "temperature"]
+    assert [stage.name for stage in control(1.6).stages()] == ["representation"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])

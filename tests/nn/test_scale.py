@@ -10,7 +10,15 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 from torch import Tensor
 
-from density_softmax.nn.scale import MaxScale, QuantileScale, RangeScale, Scale, ScaleConfig
+from density_softmax.config import ConfigError
+from density_softmax.nn.scale import (
+    MaxScale,
+    QuantileScale,
+    RangeScale,
+    Scale,
+    ScaleConfig,
+    TemperatureScale,
+)
 
 CONFIGS = {
     "max": MaxScale.Config(),
@@ -222,6 +230,24 @@ def test_decay_is_the_sharpest_within_the_budget(tail: str, budget: float) -> No
     assert nll(scale(data.log_prob).double().numpy()[:, None] * logits, y) <= allowed + 1e-6
     scale.decay.mul_(1.01)
     assert nll(scale(data.log_prob).double().numpy()[:, None] * logits, y) > allowed
+
+
+@pytest.mark.parametrize("budget", [0.003, 0.01])
+def test_one_temperature_is_the_highest_within_the_budget(budget: float) -> None:
+    data = sample()
+    best = TemperatureScale.Config().build().fit(*data)
+    highest = TemperatureScale.Config(budget).build().fit(*data)
+    y, logits = data.y.numpy(), data.logits.double().numpy()
+    allowed = nll(logits / best, y) + budget
+    assert highest > best
+    assert nll(logits / highest, y) <= allowed + 1e-6
+    assert nll(logits / (1.01 * highest), y) > allowed
+
+
+@pytest.mark.parametrize("kind", [TemperatureScale, QuantileScale])
+def test_a_budget_below_zero_is_refused(kind: type[Scale]) -> None:
+    with pytest.raises(ConfigError, match=r"budget=-0\.1: choose 0 or more nats"):
+        kind.Config(budget=-0.1)
 
 
 @settings(max_examples=8)

@@ -30,6 +30,10 @@ __all__ = [
 ]
 
 
+# No budget pays for more than a temperature of e² times the best one.
+LARGEST_LOG_TEMPERATURE = 2.0
+
+
 class Scale(nn.Module, ABC):
     """log p(z) ↦ factor in (0, 1].
 
@@ -98,17 +102,35 @@ class ConstantScale(Scale):
 
 @final
 class TemperatureScale(Scale):
-    """1 everywhere: what is left is temperature scaling, the control without a density."""
+    """1 everywhere: what is left is temperature scaling, the control without a density.
+
+    A decay that may cost some in-domain likelihood is to be compared with a temperature that may:
+    with a budget, it is the highest whose held-out NLL stays within that of the best one.
+    """
 
     fitted_on = "heldout"
 
     @dataclass(frozen=True)
     class Config(ScaleConfig, kind="temperature"):
-        """Nothing to choose."""
+        """The budget.
+
+        Attributes:
+            budget: held-out NLL in nats that may be given up in-domain.
+        """
+
+        budget: float = 0.0
+
+        def __post_init__(self) -> None:
+            """Reject what is no budget."""
+            _check_budget(self.budget)
 
         def build(self) -> TemperatureScale:
             """Only the temperature is left to be fitted."""
-            return TemperatureScale()
+            return TemperatureScale(self.budget)
+
+    def __init__(self, budget: float = 0.0) -> None:
+        super().__init__()
+        self.budget = budget
 
     def log_factor(self, log_prob: Tensor) -> Tensor:
         """Zero."""
@@ -116,7 +138,14 @@ class TemperatureScale(Scale):
 
     def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
         """The temperature alone."""
-        return fit_temperature(logits, y)
+        best = fit_temperature(logits, y)
+        if self.budget == 0:
+            return best
+
+        def cost(decay: float) -> float:
+            return nll_of_logits(math.exp(-decay) * logits / best, y)
+
+        return best * math.exp(sharpest_decay(cost, self.budget, largest=LARGEST_LOG_TEMPERATURE))
 
 
 @final
@@ -245,8 +274,7 @@ class QuantileScale(Scale):
             """Reject what is no quantile and what is no budget."""
             if not 0 < self.quantile < 1:
                 raise ConfigError(f"quantile={self.quantile}: choose one between 0 and 1")
-            if self.budget < 0:
-                raise ConfigError(f"budget={self.budget}: choose 0 or more nats")
+            _check_budget(self.budget)
             if self.steepest <= 0:
                 raise ConfigError(f"steepest={self.steepest}: choose a number above 0")
 
@@ -297,6 +325,11 @@ class QuantileScale(Scale):
         if self.tail == "power":
             return surprise.log1p()
         return ((1 + surprise) ** 0.25 - 1) / 0.25
+
+
+def _check_budget(budget: float) -> None:
+    if budget < 0:
+        raise ConfigError(f"budget={budget}: choose 0 or more nats")
 
 
 def sharpest_decay(cost: Callable[[float], float], budget: float, largest: float) -> float:

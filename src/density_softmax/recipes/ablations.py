@@ -9,7 +9,7 @@ from collections.abc import Callable
 from density_softmax.config import ConfigError, to_dict
 from density_softmax.methods import DensitySoftmax
 from density_softmax.nn.densities import DensityConfig
-from density_softmax.nn.scale import RangeScale, ScaleConfig
+from density_softmax.nn.scale import QuantileScale, RangeScale, ScaleConfig
 from density_softmax.recipes.base import Recipe
 
 __all__ = ["ABLATIONS", "Variant", "find_variants"]
@@ -134,9 +134,11 @@ def _other_head(recipe: Recipe) -> Variant:
 
 
 def _without_density(recipe: Recipe) -> Variant:
-    """A scale that does not look at the density, and fits a temperature if the recipe's does."""
-    fits_temperature = _config(recipe).scale.kind == "quantile"
-    return (f"method.scale={'temperature' if fits_temperature else 'constant'}",)
+    """A scale that does not look at the density; where it had a budget, a temperature has it."""
+    scale = _config(recipe).scale
+    if isinstance(scale, QuantileScale.Config):
+        return ("method.scale=temperature", f"method.scale.budget={scale.budget}")
+    return ("method.scale=constant",)
 
 
 def _others(kinds: dict[str, type], own: str) -> list[str]:

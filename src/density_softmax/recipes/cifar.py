@@ -90,7 +90,7 @@ def cifar10_small(method: str = "density_softmax") -> Recipe:
         **varied_weights(replace(train, optimizer=SGD(lr=0.2)), l2=2.5e-4),
         "density_softmax": replace(
             closed_form(("stem", "group1")),
-            scale=QuantileScale.Config(quantile=0.5, budget=0.005),
+            scale=QuantileScale.Config(quantile=0.9, budget=0.005),
             penalty=penalty,
             representation=train,
         ),
