@@ -57,7 +57,7 @@ from posthoc_figures import SCORES, draw, tables
 LAYERS = ("0.layer1", "0.layer2")
 NUM_CALIBRATION = 0.3
 EXAMPLE = torch.zeros(1, 3, 32, 32)
-CONTROLS = ("temperature_scaling", "constant_factor")
+CONTROLS = ("temperature_scaling", "temperature, same budget", "constant_factor")
 Found = dict[str, dict[str, float]]
 
 
@@ -75,6 +75,8 @@ def rules() -> dict[str, DensitySoftmax.Config]:
     return {
         "erm": change(last, scale=ConstantScale.Config(1.0)),
         "temperature_scaling": change(last, scale=TemperatureScale.Config()),
+        # What the default may give up in-domain, given up for a higher temperature.
+        "temperature, same budget": change(last, scale=TemperatureScale.Config(base.scale.budget)),
         # exp(−.5): the middle of the range of the paper's code, without its density.
         "constant_factor": change(last, scale=ConstantScale.Config(0.6065)),
         "max, last, realnvp": change(last, scale=MaxScale.Config(), density=flow),

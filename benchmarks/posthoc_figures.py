@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from density_softmax.report.style import DARK_BLUE, DARK_ORANGE, PAGE, RED, new_figure
+from density_softmax.report.style import DARK_BLUE, DARK_ORANGE, ORANGE, PAGE, RED, new_figure
 from density_softmax.types import Row
 
 SCORES = ("confidence", "entropy", "epistemic")
@@ -45,6 +45,7 @@ def tables(rows: list[Row], network: str) -> str:
 SHOWN = {
     "erm": ("ERM", "#6e7781", "o"),
     "temperature_scaling": ("temperature scaling", DARK_ORANGE, "s"),
+    "temperature, same budget": ("a higher temperature, budget of ours", ORANGE, "v"),
     "range, last, realnvp": ("Density-Softmax, the paper's code", RED, "^"),
     "default": ("Density-Softmax, ours", DARK_BLUE, "D"),
 }
