@@ -236,13 +236,13 @@ class QuantileScale(Scale):
 
     The shapes are a = 1, exponential, exp(−c·u); a → 0, power, (1+u)^(−c); and a = ¼ between them.
 
-    q and IQR are a low quantile and the interquartile range of held-out log densities: typical
-    data keep the factor 1 exactly. The temperature is that of temperature scaling, and the decay c
-    the sharpest whose held-out NLL stays within `budget` of it: in-domain likelihood alone says
-    little about how fast to lose confidence elsewhere, but it says what is affordable. A
-    temperature refitted to the decay would win some of it back, by sharpening all that looks
-    typical, shifted data among it. A few held-out samples below q cannot vouch for a very sharp
-    decay, so `steepest` bounds it.
+    q and IQR are a quantile and the interquartile range of held-out log densities: data above q,
+    with a low quantile nearly all that are typical, keep the factor 1 exactly. The temperature is
+    that of temperature scaling, and the decay c the sharpest whose held-out NLL stays within
+    `budget` of it: in-domain likelihood alone says little about how fast to lose confidence
+    elsewhere, but it says what is affordable. A temperature refitted to the decay would win some of
+    it back, by sharpening all that looks typical, shifted data among it. A few held-out samples
+    below q cannot vouch for a very sharp decay, so `steepest` bounds it.
 
     For the same budget a slower tail spends more of it on mild surprises, which is where corrupted
     images are. With a > 0 the factor outruns any polynomial growth of the logits far away; the
