@@ -212,11 +212,22 @@ def test_the_head_stage_changes_the_head_alone_and_only_if_asked():
     assert changed == {"fc.weight", "fc.bias"}
 
 
-def test_pooling_reads_mean_and_deviation_of_every_channel():
+def test_pooling_reads_mean_and_log_deviation_of_every_channel():
     image, tokens = torch.randn(4, 3, 5, 6), torch.randn(4, 7, 3)
     for h, positions in ((image, (2, 3)), (tokens, 1)):
-        mean, deviation = pooled(h)
+        mean, log_deviation = pooled(h)
         assert torch.allclose(mean, h.mean(positions), atol=1e-5)
-        assert torch.allclose(deviation, h.std(positions, correction=0), atol=1e-5)
+        assert torch.allclose(log_deviation.exp(), h.std(positions, correction=0), atol=1e-5)
     (vector,) = pooled(tokens[:, 0])
     assert torch.equal(vector, tokens[:, 0])
+
+
+@pytest.mark.parametrize("contrast", [0.3, 2.0])
+def test_contrast_moves_all_log_deviations_by_the_same_amount(contrast):
+    image = torch.randn(4, 3, 5, 6)
+    change = pooled(contrast * image)[1] - pooled(image)[1]
+    assert torch.allclose(change, torch.full((4, 3), contrast).log(), atol=1e-4)
+
+
+def test_a_channel_without_variation_is_read_as_a_finite_number():
+    assert all(statistic.isfinite().all() for statistic in pooled(torch.zeros(2, 3, 4, 4)))
