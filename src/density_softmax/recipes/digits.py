@@ -41,7 +41,7 @@ def digits(method: str = "density_softmax") -> Recipe:
             representation=train,
             # An easy task has less to give away: by held-out digits, clean and under the four
             # corruptions that are not among the shifts, with seeds 5, 11 and 12.
-            scale=QuantileScale.Config(budget=5e-4),
+            scale=QuantileScale.Config(budget=2.5e-4),
         ),
     }
     return Recipe(
