@@ -112,7 +112,7 @@ class Attached:
                 fabric,
                 sources[name],
                 lambda batch: {"z": method.features(batch.x), "y": batch.y},
-                batch_size=500,
+                batch_size=100,
             )
             self.features[name] = ArraySource(rows["z"], rows["y"])
 

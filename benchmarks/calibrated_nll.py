@@ -1,0 +1,91 @@
+"""How much of the NLL under a shift is calibration, and how much the network's own errors?
+
+    python benchmarks/calibrated_nll.py RUNS [RUNS ...] [--out DIR]
+
+RUNS are run directories or folders that hold some, such as runs/cifar10_small. For each run: the
+mean NLL over its shifted sets; the same if every set had the temperature that its own labels ask
+for, which nobody has (Ashukha et al. 2020 compare methods so); and the difference, which is what
+calibration left undone. The second figure is the network's: no factor that is the same for all
+images of a set goes below it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import fmean
+
+from rich.progress import track
+
+from density_softmax import metrics
+from density_softmax.nn.temperature import fit_temperature, nll_of_logits
+from density_softmax.report.runs import Run, find_runs
+from density_softmax.rows import write_rows
+from density_softmax.types import Row
+
+COLUMNS = {"cnll": "cNLL", "calibrated_cnll": "calibrated", "caccuracy": "cAccuracy"}
+# Probabilities are kept in single precision; one that has become 0 is to have a logarithm.
+SMALLEST = 1e-38
+
+
+def main() -> None:
+    """A line per run."""
+    args = parse()
+    rows = []
+    for run in track(find_runs(args.runs).finished, description="runs"):
+        for shift, found in decomposed(run).items():
+            rows += [Row(*run.key, shift, metric, value) for metric, value in found.items()]
+    print(table(rows))
+    if args.out is not None:
+        write_rows(args.out / "rows.csv", rows)
+
+
+def decomposed(run: Run) -> dict[str, dict[str, float]]:
+    """Of each shifted set: the means over its types and severities."""
+    per_shift: dict[str, list[dict[str, float]]] = {}
+    for split in dict.fromkeys(row.split for row in run.directory.rows()):
+        if split.count("/") == 2:
+            per_shift.setdefault(split.partition("/")[0], []).append(of_split(run, split))
+    return {
+        shift: {metric: fmean(each[metric] for each in found) for metric in COLUMNS}
+        for shift, found in per_shift.items()
+    }
+
+
+def of_split(run: Run, split: str) -> dict[str, float]:
+    """The three figures on one type and severity."""
+    prediction, y = run.directory.prediction(split)
+    logits = prediction.probs.double().clamp_min(SMALLEST).log()
+    return {
+        "cnll": metrics.nll(prediction.probs, y),
+        "calibrated_cnll": nll_of_logits(logits / fit_temperature(logits, y), y),
+        "caccuracy": metrics.accuracy(prediction.probs, y),
+    }
+
+
+def table(rows: list[Row]) -> str:
+    """In Markdown, a line per run and shifted set."""
+    found: dict[tuple[object, ...], dict[str, float]] = {}
+    for row in rows:
+        found.setdefault(row[:5], {})[row.metric] = row.value
+    head = ["method", "variant", "seed", "shift", *COLUMNS.values(), "left undone"]
+    lines = [head, ["---"] * len(head)]
+    for (_, *label), values in found.items():
+        undone = values["cnll"] - values["calibrated_cnll"]
+        figures = [f"{value:.3f}" for value in (*values.values(), undone)]
+        lines.append([str(part) for part in label] + figures)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def parse() -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUNS")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write rows.csv")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
