@@ -4,6 +4,7 @@ from density_softmax.report.names import (
     METHODS,
     break_lines,
     file_stem,
+    fit_labels,
     line_name,
     line_order,
     metric_name,
@@ -83,3 +84,26 @@ def test_file_stems_are_short_and_still_differ() -> None:
     stems = {file_stem("toy", "x" * 400, end) for end in ("iid", "shift")}
     assert len(stems) == 2
     assert max(map(len, stems)) < 200
+
+
+def test_labels_that_fit_stay_and_long_ones_are_cut():
+    assert fit_labels(["ERM", "Natural Posterior Network"], 10) == ["ERM", "Natural P…"]
+
+
+def test_long_variants_lose_what_they_have_in_common_first():
+    common = "density=realnvp, layers=[], head={'epochs': 1, 'lr': 0.1}"
+    labels = [
+        "Density-Softmax",
+        *(f"Density-Softmax ({common}, scale={s})" for s in ("max", "range")),
+    ]
+    shown = [
+        "Density-Softmax",
+        "Density-Softmax (…, scale=max)",
+        "Density-Softmax (…, scale=range)",
+    ]
+    assert fit_labels(labels, 40) == shown
+
+
+def test_variants_that_are_cut_anyway_stay_within_the_letters():
+    labels = [f"Density-Softmax (a={'x' * 50}{end})" for end in "pq"]
+    assert all(len(label) == 40 for label in fit_labels(labels, 40))

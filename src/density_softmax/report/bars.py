@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from density_softmax.report.names import fit_labels
 from density_softmax.report.panels import LETTER, LINE, RIGHT, TITLE_GAP, tidy
 from density_softmax.report.style import PAGE, add_axes, new_figure
 
@@ -20,9 +21,7 @@ def lined_figure(
     labels: Sequence[str], titles: Sequence[str], num_columns: int, *, row: float = ROW
 ) -> tuple[Figure, list[Axes]]:
     """Panels whose vertical axes have the labels in common, the first label uppermost."""
-    shown = [
-        label if len(label) <= MOST_LETTERS else f"{label[:MOST_LETTERS]}…" for label in labels
-    ]
+    shown = fit_labels(labels, MOST_LETTERS)
     left = 0.12 + LETTER * max(map(len, shown))
     inner = (PAGE - left - (num_columns - 1) * 0.14 - RIGHT) / num_columns
     height = row * len(labels) + 0.06

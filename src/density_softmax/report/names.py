@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "MetricName",
     "break_lines",
     "file_stem",
+    "fit_labels",
     "line_name",
     "line_order",
     "method_name",
@@ -131,6 +133,23 @@ def file_stem(*words: str) -> str:
     if len(stem) > LONGEST_STEM:
         stem = f"{stem[:LONGEST_STEM]}-{hashlib.sha256(stem.encode()).hexdigest()[:8]}"
     return stem
+
+
+def fit_labels(labels: Sequence[str], num_letters: int) -> list[str]:
+    """The labels with at most so many letters; dots stand for what is left out.
+
+    Of variants that are too long, what these have in common goes before what tells them apart.
+    """
+    long = {label: label.partition(" (") for label in labels if len(label) > num_letters}
+    shown = []
+    for label in labels:
+        name, opening, inside = long.get(label, (label, "", ""))
+        variants = [split_variant(other[2][:-1]) for other in long.values() if other[0] == name]
+        if opening and len(variants) > 1:
+            own = [a for a in split_variant(inside[:-1]) if not all(a in v for v in variants)]
+            label = f"{name} ({', '.join(['…', *own])})"
+        shown.append(label if len(label) <= num_letters else f"{label[: num_letters - 1]}…")
+    return shown
 
 
 def break_lines(label: str, num_letters: int) -> list[str]:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from density_softmax.report.names import break_lines
+from density_softmax.report.names import break_lines, fit_labels
 from density_softmax.report.style import COLUMN, LOOKS, PAGE, Look, add_axes, new_figure
 
 __all__ = ["Blocks", "Panels", "block_figure", "panel_figure", "tidy"]
@@ -76,7 +76,8 @@ def panel_figure(
     inner = (width - left - RIGHT - (num_columns - 1) * gap) / num_columns
     height = inner if height is None else height
     num_letters = int((inner + min(gap / 2, RIGHT)) / LETTER)
-    broken = [_shorten(title, num_letters) for title in titles]
+    fitting = fit_labels(titles, num_letters * MOST_TITLE_LINES)
+    broken = [_shorten(title, num_letters) for title in fitting]
     rows = [broken[n : n + num_columns] for n in range(0, len(broken), num_columns)]
     heads = [LINE * max(map(len, row)) + TITLE_GAP for row in rows]
     full = sum(heads) + len(rows) * height + (len(rows) - 1) * row_gap + foot
@@ -116,6 +117,9 @@ def block_figure(
     inner = (width - left - RIGHT - (num_columns - 1) * gap) / num_columns
     row_height = LINE + TITLE_GAP + height + below
     num_rows = math.ceil(len(titles) / num_columns)
+    every = [label for labels in groups for label in labels]
+    shown = dict(zip(every, fit_labels(every, MOST_LEGEND_LETTERS), strict=True))
+    groups = [[shown[label] for label in labels] for labels in groups]
     legends = [_legend_shape(labels, width) for labels in groups]
     tops = [n * num_rows * row_height + sum(h for _, h in legends[:n]) for n in range(len(groups))]
     figure = new_figure(width, tops[-1] + num_rows * row_height + legends[-1][1])
@@ -149,7 +153,7 @@ def _shorten(label: str, num_letters: int) -> list[str]:
 
 def _legend_shape(labels: Sequence[str], width: float) -> tuple[int, float]:
     """Entries in a row, and height of all rows."""
-    entry = 0.5 + LETTER * min(max(map(len, labels)), MOST_LEGEND_LETTERS)
+    entry = 0.5 + LETTER * max(map(len, labels))
     num_in_row = max(1, min(len(labels), int((width - 0.1) / entry)))
     return num_in_row, 0.13 * math.ceil(len(labels) / num_in_row) + 0.1
 
@@ -161,11 +165,9 @@ def _draw_legend(
         Line2D([], [], **(_area(look) if kind == "areas" else look.line(marks=kind == "marks")))
         for _, look in zip(labels, LOOKS, strict=False)
     ]
-    most = MOST_LEGEND_LETTERS
-    shown = [label if len(label) <= most else f"{label[: most - 1]}…" for label in labels]
     figure.legend(
         handles,
-        shown,
+        labels,
         loc="upper center",
         bbox_to_anchor=(0.5, 1 - top / figure.get_size_inches()[1]),
         ncols=num_in_row,
