@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -138,18 +139,22 @@ def file_stem(*words: str) -> str:
 def fit_labels(labels: Sequence[str], num_letters: int) -> list[str]:
     """The labels with at most so many letters; dots stand for what is left out.
 
-    Of variants that are too long, what these have in common goes before what tells them apart.
+    In a variant that is too long, what the fewest others have is named first.
     """
-    long = {label: label.partition(" (") for label in labels if len(label) > num_letters}
+    long = [label for label in labels if len(label) > num_letters]
+    common = Counter(change for label in long for change in _changes(label))
     shown = []
     for label in labels:
-        name, opening, inside = long.get(label, (label, "", ""))
-        variants = [split_variant(other[2][:-1]) for other in long.values() if other[0] == name]
-        if opening and len(variants) > 1:
-            own = [a for a in split_variant(inside[:-1]) if not all(a in v for v in variants)]
-            label = f"{name} ({', '.join(['…', *own])})"
+        if label in long and (changes := _changes(label)):
+            name = label.partition(" (")[0]
+            label = f"{name} ({', '.join(sorted(changes, key=common.__getitem__))})"
         shown.append(label if len(label) <= num_letters else f"{label[: num_letters - 1]}…")
     return shown
+
+
+def _changes(label: str) -> list[str]:
+    """The assignments of a variant in the label of a line."""
+    return split_variant(label.partition(" (")[2].removesuffix(")") or "default")
 
 
 def break_lines(label: str, num_letters: int) -> list[str]:
