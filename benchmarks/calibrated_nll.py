@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from statistics import fmean
 
 from rich.progress import track
 
-from density_softmax import metrics
+from density_softmax.engine.evaluate import label_metrics, mean_over_shifts
 from density_softmax.nn.temperature import fit_temperature, nll_of_logits
 from density_softmax.report.runs import Run, find_runs
 from density_softmax.rows import write_rows
 from density_softmax.types import Row
 
-COLUMNS = {"cnll": "cNLL", "calibrated_cnll": "calibrated", "caccuracy": "cAccuracy"}
+COLUMNS = {"cnll": "cNLL", "ccalibrated_nll": "calibrated", "caccuracy": "cAccuracy"}
 # Probabilities are kept in single precision; one that has become 0 is to have a logarithm.
 SMALLEST = 1e-38
 
@@ -42,25 +41,17 @@ def main() -> None:
 
 def decomposed(run: Run) -> dict[str, dict[str, float]]:
     """Of each shifted set: the means over its types and severities."""
-    per_shift: dict[str, list[dict[str, float]]] = {}
-    for split in dict.fromkeys(row.split for row in run.directory.rows()):
-        if split.count("/") == 2:
-            per_shift.setdefault(split.partition("/")[0], []).append(of_split(run, split))
-    return {
-        shift: {metric: fmean(each[metric] for each in found) for metric in COLUMNS}
-        for shift, found in per_shift.items()
-    }
+    labelled = [row.split for row in run.directory.rows() if row.metric == "nll"]
+    means = mean_over_shifts({split: of_split(run, split) for split in labelled if "/" in split})
+    return {shift: {name: found[name] for name in COLUMNS} for shift, found in means.items()}
 
 
 def of_split(run: Run, split: str) -> dict[str, float]:
-    """The three figures on one type and severity."""
+    """The metrics of one type and severity, and its NLL with the best temperature."""
     prediction, y = run.directory.prediction(split)
     logits = prediction.probs.double().clamp_min(SMALLEST).log()
-    return {
-        "cnll": metrics.nll(prediction.probs, y),
-        "calibrated_cnll": nll_of_logits(logits / fit_temperature(logits, y), y),
-        "caccuracy": metrics.accuracy(prediction.probs, y),
-    }
+    calibrated = nll_of_logits(logits / fit_temperature(logits, y), y)
+    return {**label_metrics(prediction, y), "calibrated_nll": calibrated}
 
 
 def table(rows: list[Row]) -> str:
@@ -71,7 +62,7 @@ def table(rows: list[Row]) -> str:
     head = ["method", "variant", "seed", "shift", *COLUMNS.values(), "left undone"]
     lines = [head, ["---"] * len(head)]
     for (_, *label), values in found.items():
-        undone = values["cnll"] - values["calibrated_cnll"]
+        undone = values["cnll"] - values["ccalibrated_nll"]
         figures = [f"{value:.3f}" for value in (*values.values(), undone)]
         lines.append([str(part) for part in label] + figures)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
