@@ -292,6 +292,23 @@ def fit_scale(method: DensitySoftmax) -> None:
         stage.finish({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
 
+def test_head_is_trained_at_fixed_factors_and_its_energy_is_measured_again() -> None:
+    scale = QuantileScale.Config(quantile=0.9, budget=0.5)
+    method = trained_like(DensitySoftmax.Config(energy=True, scale=scale, head=Descent(1)))
+    fit_scale(method)
+    z = method.features(X).detach()
+    with torch.no_grad():
+        _, log_prob = method.logits_and_log_prob(z)
+        factor = method.scale(log_prob)[:, None]
+    assert (factor < 0.99).any()
+    loss = F.cross_entropy(factor * method.head(z), Y)
+    weight = method.head.linear.weight
+    (expected,) = torch.autograd.grad(loss, weight)
+    (found,) = torch.autograd.grad(stage_named(method, "head").loss(Batch(z, Y)), weight)
+    torch.testing.assert_close(found, expected)
+    assert [stage.name for stage in method.stages()][-3:] == ["scale", "head", "scale-again"]
+
+
 def test_scale_stage_sets_constants_and_temperature_and_repeats_itself() -> None:
     method = trained_like(DensitySoftmax.Config(representation=Descent(1)))
     fit_scale(method)

@@ -68,6 +68,12 @@ def test_parts_of_any_size_give_the_average_of_all(sizes: list[int]):
     torch.testing.assert_close(nll_of_parts(nlls, sizes), nll_of_average(LOGITS, y))
 
 
+def test_one_member_has_nobody_to_disagree_with():
+    logits = 5 * torch.randn(1, 1000, 10, generator=torch.Generator().manual_seed(0))
+    for average in (average_members(logits), average_probs(logits.softmax(-1))):
+        assert not average.epistemic.any()
+
+
 def test_probabilities_give_what_their_logits_give():
     for ours, theirs in zip(
         average_probs(LOGITS.softmax(-1)), average_members(LOGITS), strict=True

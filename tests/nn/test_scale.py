@@ -163,6 +163,17 @@ def test_range_is_the_rule_of_the_code() -> None:
     torch.testing.assert_close(scale(data.log_prob).double(), expected, rtol=1e-5, atol=0)
 
 
+def test_averaged_range_is_its_mean_on_the_training_data_for_all_inputs() -> None:
+    data = sample()
+    expected = fitted(RangeScale.Config(-0.9, -0.1), data)(data.log_prob).mean()
+    averaged = fitted(RangeScale.Config(-0.9, -0.1, averaged=True), data)
+    factor = averaged(torch.tensor([-math.inf, -1e9, -200.0, 1e9]))
+    torch.testing.assert_close(factor, expected.expand(4))
+    again = RangeScale.Config(-0.9, -0.1, averaged=True).build()
+    again.load_state_dict(averaged.state_dict())
+    assert torch.equal(again(data.log_prob), averaged(data.log_prob))
+
+
 @pytest.mark.parametrize("bounds", [(-0.3, -0.4), (-0.4, 0.1), (-0.4, -0.4)])
 def test_range_outside_of_the_factors_is_refused(bounds: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match=r"scale range \[.*need low < high <= 0"):

@@ -27,12 +27,13 @@ class ConstantTemperature(Method):
     f and g are trained as in the representation stage of Density-Softmax (Bui & Liu 2024, Eq. 4)
     and 1/T stands for its factor s(log p(z)), so that what the two differ in is the density:
 
-    - where the factor is never 1, as in the range scale of the paper's code, T is one over its
-      mean, a number of the recipe: e.g. factors from exp(−.55) to exp(−.45) give T = exp(.5);
+    - where the factor is never 1, as in the range scale of the paper's code, T is one over the
+      middle of its range, a number of the recipe: factors from exp(−.55) to exp(−.45) give exp(.5);
     - where the factor of typical inputs is 1, as in the quantile scale, which leaves temperature
       to a fit on the held-out slice, T comes from that fit.
 
-    The head is not trained again at this T. `density_softmax` with `scale=constant` does that.
+    The head is not trained again at this T. `density_softmax` with `scale=range` and
+    `scale.averaged=true` does that, at the mean factor of the density itself.
     """
 
     @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
@@ -99,8 +99,12 @@ class DensitySoftmax(Method):
             on="features",
             split=self.scale.fitted_on,
         )
-        density = self.evidence.stages()
-        return (*self._representation_stages(), *density, scale, *self._head_stages())
+        before = (*self._representation_stages(), *self.evidence.stages(), scale)
+        if self.config.head is None:
+            return before
+        # The energy is the head's own: with another head it has other constants.
+        again = (replace(scale, name="scale-again"),) if self.config.energy else ()
+        return (*before, self._head_stage(self.config.head), *again)
 
     def _representation_stages(self) -> tuple[Stage, ...]:
         if self.config.representation is None:
@@ -115,18 +119,15 @@ class DensitySoftmax(Method):
         )
         return (representation,)
 
-    def _head_stages(self) -> tuple[Stage, ...]:
-        if self.config.head is None:
-            return ()
-        head = Train(
+    def _head_stage(self, descent: Descent) -> Stage:
+        return Train(
             "head",
             loss=lambda batch: self._scaled_nll(batch).mean(),
             parameters=list(self.head.parameters()),
-            descent=self.config.head,
+            descent=descent,
             on="features",
             monitor=lambda batch: {"nll": self._scaled_nll(batch)},
         )
-        return (head,)
 
     def forward(self, x: Tensor) -> Prediction:
         """Eq. 7, the entropy of softmax(g(z)), and −log p(z), all from one pass."""
@@ -194,7 +195,7 @@ class DensitySoftmax(Method):
         self.head.temperature.fill_(temperature)
 
     def _scaled_nll(self, batch: Batch) -> Tensor:
-        """Eq. 6, per sample."""
+        """Eq. 6, per sample; p is fixed there, also the energy that is a part of it."""
         logits, log_prob = self.logits_and_log_prob(batch.x)
-        scaled = self.scale(log_prob)[:, None] * logits
+        scaled = self.scale(log_prob.detach())[:, None] * logits
         return F.cross_entropy(scaled, batch.y, reduction="none")

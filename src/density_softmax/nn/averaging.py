@@ -42,8 +42,7 @@ def average_parts(parts: Iterable[Tensor]) -> Prediction:
         num_members += len(logits)
     log_probs = torch.stack(log_sums, -1).logsumexp(-1).T - math.log(num_members)
     aleatoric = torch.stack(entropies).sum(0) / num_members
-    # Rounding may push a difference of equal entropies below zero.
-    epistemic = (entropy_of_logits(log_probs) - aleatoric).clamp_min(0)
+    epistemic = _disagreement(entropy_of_logits(log_probs), aleatoric, num_members)
     return Prediction(log_probs.exp(), aleatoric, epistemic)
 
 
@@ -51,7 +50,7 @@ def average_probs(probs: Tensor) -> Prediction:
     """`average_members` of probabilities: p = 1/M Σ p_m, 1/M Σ H(p_m) and H(p) − 1/M Σ H(p_m)."""
     probs = probs.float()
     mean, aleatoric = probs.mean(0), _entropy(probs).mean(0)
-    return Prediction(mean, aleatoric, (_entropy(mean) - aleatoric).clamp_min(0))
+    return Prediction(mean, aleatoric, _disagreement(_entropy(mean), aleatoric, len(probs)))
 
 
 def nll_of_average(logits: Tensor, y: Tensor) -> Tensor:
@@ -64,6 +63,14 @@ def nll_of_parts(nlls: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     """`nll_of_average` of all members, from those of parts of them with so many members each."""
     log_sums = [math.log(size) - nll for nll, size in zip(nlls, sizes, strict=True)]
     return math.log(sum(sizes)) - torch.stack(log_sums).logsumexp(0)
+
+
+def _disagreement(entropy: Tensor, aleatoric: Tensor, num_members: int) -> Tensor:
+    """H(p) − 1/M Σ H(p_m)."""
+    if num_members == 1:  # what rounding leaves would order inputs
+        return torch.zeros_like(aleatoric)
+    # Rounding may push a difference of equal entropies below zero.
+    return (entropy - aleatoric).clamp_min(0)
 
 
 def _entropy(probs: Tensor) -> Tensor:

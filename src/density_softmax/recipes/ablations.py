@@ -78,16 +78,15 @@ def layers(recipe: Recipe) -> tuple[Variant, ...]:
 def forms(recipe: Recipe) -> tuple[Variant, ...]:
     """The paper's method beside the recipe's: RealNVP on raw last features, with the head stage.
 
-    The scale is that of the paper's code, `range`; the middle of that range for all inputs, which
-    shows what of it a constant temperature explains; or that of the paper's text, `max`.
+    The scale is that of the paper's code, `range`; its mean factor for all inputs, which shows what
+    of it a constant temperature explains; or that of the paper's text, `max`.
     """
     config = _config(recipe)
     head = _other_head(recipe) if config.head is None else UNCHANGED
     # Not again where it is the recipe's own, which may have another range.
-    own = config.scale if isinstance(config.scale, RangeScale.Config) else None
+    own = isinstance(config.scale, RangeScale.Config)
     code = UNCHANGED if own else ("method.scale=range",)
-    middle = (own or RangeScale.Config()).middle
-    constant = ("method.scale=constant", f"method.scale.factor={middle:.4f}")
+    constant = (*code, "method.scale.averaged=true")
     density = ("method.density=realnvp", "method.density.standardize=false")
     common = (*_reading([], True, False), *density, *head)
     return ((*common, *code), (*common, *constant), (*common, "method.scale=max"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from density_softmax.methods import DDU, SNGP, MethodConfig
 from density_softmax.nn.gaussian_process import RandomFeatureProcess
@@ -35,16 +36,27 @@ def bounded_on_points(train: Descent) -> dict[str, MethodConfig]:
     }
 
 
-def bounded_on_small_images(train: Descent) -> dict[str, MethodConfig]:
+def bounded_on_small_images(
+    sngp: Descent, ddu: Descent, l2: float = 0.0, mean_field_factor: float = PROBIT
+) -> dict[str, MethodConfig]:
     """The bounds of CIFAR, trained like the other methods.
 
-    128 features or fewer need no projection. Uncertainty-baselines' factors are tuned to a network
-    that fits 50,000 images without error: less sure ones keep the probit's.
+    128 features or fewer need no projection. The variance falls with the number of samples, so
+    that its factor must rise with them: uncertainty-baselines' 20 for all of CIFAR-10 would leave
+    no confidence behind a thousand images.
+
+    Args:
+        sngp: without weight decay, which would take hold of the process as well.
+        ddu: how DDU is trained.
+        l2: of SNGP's encoder, in place of a weight decay.
+        mean_field_factor: of SNGP.
     """
     process = RandomFeatureProcess.Config(num_inputs=None)
     return {
-        "sngp": SNGP.Config(bound=6.0, process=process, mean_field_factor=PROBIT, descent=train),
-        "ddu": DDU.Config(bound=3.0, descent=train),
+        "sngp": SNGP.Config(
+            bound=6.0, process=process, mean_field_factor=mean_field_factor, l2=l2, descent=sngp
+        ),
+        "ddu": DDU.Config(bound=3.0, descent=ddu),
     }
 
 
@@ -83,11 +95,15 @@ def bounded_on_cifar(base_rate: float, mean_field_factor: float) -> dict[str, Me
 def bounded_on_imagenet(train: Descent) -> dict[str, MethodConfig]:
     """SNGP's process is that of `baselines/imagenet/sngp.py` in uncertainty-baselines.
 
-    Both are trained like ERM. DDU's 1,000 covariances of 2,048 features would take 17 GB: its
-    classes share one.
+    Both are trained like ERM, SNGP with an l2 of its encoder in place of the weight decay, which
+    would take hold of the process as well. DDU's 1,000 covariances of 2,048 features would take
+    17 GB: its classes share one.
     """
+    undecayed = replace(train, optimizer=SGD(lr=0.05))
     process = RandomFeatureProcess.Config(num_inputs=None, normalize=False, length_scale=1 / 0.05)
     return {
-        "sngp": SNGP.Config(bound=6.0, process=process, mean_field_factor=1.0, descent=train),
+        "sngp": SNGP.Config(
+            bound=6.0, process=process, mean_field_factor=1.0, l2=1e-4, descent=undecayed
+        ),
         "ddu": DDU.Config(bound=3.0, tied=True, descent=train),
     }

@@ -29,7 +29,7 @@ def digits(method: str = "density_softmax") -> Recipe:
     penalty = FrobeniusPenalty.Config(weight=1e-3)
     methods: dict[str, MethodConfig] = {
         **plain_methods(train, penalty),
-        **bounded_on_small_images(train),
+        **bounded_on_small_images(sngp=train, ddu=train),
         # 500 steps of 5e-3 are too few for the means of DUE's process.
         **kernels_on_small_images(duq=train, due=replace(train, optimizer=Adam(lr=2e-2))),
         **one_network_on_small_images(train),

@@ -49,7 +49,9 @@ def imagenet(method: str = "density_softmax") -> Recipe:
             ),
             scale=scale,
             # The paper gives no rate for the head: ours is the last of the schedule above.
-            head=Descent(epochs=2, batch_size=64, optimizer=SGD(lr=0.05 * 0.1**3)),
+            head=Descent(
+                epochs=2, batch_size=64, optimizer=SGD(lr=0.05 * 0.1**3, weight_decay=2e-4)
+            ),
         ),
     }
     return Recipe(

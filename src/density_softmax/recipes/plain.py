@@ -23,7 +23,7 @@ def plain_methods(
     Args:
         train: how the network is trained, by Density-Softmax as well.
         penalty: that of Density-Softmax, for its control.
-        temperature: one over the mean factor of Density-Softmax, for its control; None where
+        temperature: one over the factor of Density-Softmax, for its control; None where
             typical data have the factor 1 and a temperature is fitted on held-out data.
     """
     erm = Deterministic.Config(descent=train)
