@@ -12,7 +12,6 @@ from density_softmax.data import ArraySource
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.methods import load
 from density_softmax.methods.due import DUE
-from density_softmax.nn.batch_statistics import batch_statistics
 from density_softmax.nn.resffn import ResFFN
 from density_softmax.nn.spectral import Spectral, SpectralBatchNorm
 from density_softmax.nn.wide_resnet import WideResNet
@@ -184,17 +183,6 @@ def test_the_length_scale_is_the_mean_distance_of_features_as_training_sees_them
     scale = method.process.length_scale.detach().flatten()
     np.testing.assert_allclose(scale, trained, rtol=1e-3)
     assert abs(evaluated / trained - 1) > 0.3  # an untrained running variance is another scale
-
-
-def test_batch_statistics_leave_modes_and_running_statistics_as_they_were() -> None:
-    norm = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.9)).eval()
-    before = {name: value.clone() for name, value in norm.state_dict().items()}
-    x = 5 + clusters().x
-    with batch_statistics(norm):
-        z = norm(x)
-    torch.testing.assert_close(z.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
-    assert not any(module.training for module in norm.modules())
-    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
 
 
 def test_every_layer_and_batch_norm_is_bounded() -> None:

@@ -133,6 +133,21 @@ def test_stages_are_those_of_the_paper_after_standardising_the_latents() -> None
     assert [stage.name for stage in without] == ["train"]
 
 
+def test_untrained_batch_norms_see_data_before_the_flow_is_warmed_up(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6))
+    method = NaturalPosteriorNetwork(encoder, NUM_CLASSES, network().config)
+    x, y = points(32)
+    stages = method.stages()
+    assert [stage.name for stage in stages[:3]] == ["norms", "latent", "warmup"]
+    object.__setattr__(method, "stages", lambda: stages[:2])
+    source = ArraySource(100 * x, y)
+    fit(method, source, source, engine=CPU, progress=False)
+    with torch.no_grad():
+        evaluated, trained = (encoder.train(mode)(100 * x) for mode in (False, True))
+    torch.testing.assert_close(evaluated, trained, rtol=0.02, atol=0.02)
+
+
 def test_every_stage_changes_only_its_own_parts(tmp_path: Path) -> None:
     method, source = network(), ArraySource(*points())
     names = ["latent", "warmup", "train", "finetune"]

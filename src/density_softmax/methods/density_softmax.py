@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -99,25 +100,23 @@ class DensitySoftmax(Method):
             on="features",
             split=self.scale.fitted_on,
         )
-        before = (*self._representation_stages(), *self.evidence.stages(), scale)
+        before = (*self._representation(), *self.evidence.stages(), scale)
         if self.config.head is None:
             return before
         # The energy is the head's own: with another head it has other constants.
         again = (replace(scale, name="scale-again"),) if self.config.energy else ()
         return (*before, self._head_stage(self.config.head), *again)
 
-    def _representation_stages(self) -> tuple[Stage, ...]:
-        if self.config.representation is None:
-            return ()
-        representation = Train(
-            "representation",
-            loss=self.representation_loss,
-            parameters=[*self.encoder.parameters(), *self.head.parameters()],
-            descent=self.config.representation,
-            monitor=self._monitor_representation,
-            after_step=self.penalty.after_step(),
-        )
-        return (representation,)
+    def _representation(self) -> Iterator[Stage]:
+        if self.config.representation is not None:
+            yield Train(
+                "representation",
+                loss=self.representation_loss,
+                parameters=[*self.encoder.parameters(), *self.head.parameters()],
+                descent=self.config.representation,
+                monitor=self._monitor_representation,
+                after_step=self.penalty.after_step(),
+            )
 
     def _head_stage(self, descent: Descent) -> Stage:
         return Train(

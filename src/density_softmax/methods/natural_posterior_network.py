@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from density_softmax.config import at_least
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn import dirichlet
+from density_softmax.nn.batch_statistics import batch_norms, set_statistics, statistics_of
 from density_softmax.nn.densities.flow import change_of_variables
 from density_softmax.nn.flows import RadialFlow
 from density_softmax.nn.head import Head
@@ -21,6 +22,8 @@ from density_softmax.stages import Estimate, Stage, Train
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["NaturalPosteriorNetwork"]
+
+SAMPLES_OF_NORMS = 1000
 
 
 @final
@@ -97,10 +100,18 @@ class NaturalPosteriorNetwork(Method):
         return (*self._warmup(), descent, *self._flow_stages("finetune", self.config.finetune))
 
     def _warmup(self) -> tuple[Stage, ...]:
-        # A batch norm that has seen no data would leave the latents on any scale.
-        moments = Estimate("latent", self.latent.moments, self.latent.set_moments, on="features")
         flow = self._flow_stages("warmup", self.config.warmup)
-        return (moments, *flow) if flow else ()
+        if not flow:
+            return ()
+        # Batch norms that have seen no data would leave features and latents on any scale.
+        latent = Estimate("latent", self.latent.moments, self.latent.set_moments, on="features")
+        norms = Estimate(
+            "norms",
+            statistics=lambda batch: statistics_of(self.encoder, batch.x),
+            finish=lambda total: set_statistics(self.encoder, total),
+            limit=SAMPLES_OF_NORMS,
+        )
+        return (*((norms,) if batch_norms(self.encoder) else ()), latent, *flow)
 
     def _flow_stages(self, name: str, descent: Descent | None) -> tuple[Stage, ...]:
         """Maximum likelihood of the flow alone, on the latents as they are."""
