@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 from toy_problem import EVERY_EPOCH, descent, points, small_method
 
 from density_softmax.data import ArraySource
@@ -271,6 +271,17 @@ def test_a_loader_is_read_in_its_own_batches():
     )
     fit(method, loader, points(20, 2), engine=EVERY_EPOCH, progress=False)
     assert set(sizes) == {10}
+
+
+def test_samplers_divide_one_data_set_for_every_stage():
+    whole, parts = points(60, 1), ([*range(0, 60, 3)], [*range(1, 60, 3)])
+    dataset = TensorDataset(whole.x, whole.y)
+    loaders = [DataLoader(dataset, 16, sampler=SubsetRandomSampler(part)) for part in parts]
+    pairs = [(whole.x[part], whole.y[part]) for part in parts]
+    by_sampler, by_hand = (only_stages(small_method(), slice(1, 4)) for _ in range(2))
+    fit(by_sampler, *loaders, engine=EVERY_EPOCH, progress=False)
+    fit(by_hand, *pairs, engine=EVERY_EPOCH, progress=False)
+    same_weights(by_sampler, by_hand)
 
 
 def test_pairs_of_numpy_arrays_are_data():
