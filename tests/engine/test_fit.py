@@ -313,6 +313,53 @@ def test_data_that_cannot_be_learned_from_is_named(change, message):
         fit(small_method(), bad_data(change), points(20, 2), engine=EVERY_EPOCH, progress=False)
 
 
+BAD_HELDOUT = [
+    (lambda x, y: x[7].fill_(float("nan")), r"held-out \(calibration\) sample 7 has NaN"),
+    (
+        lambda x, y: y[5].fill_(-1),
+        r"held-out \(calibration\) sample 5 has label -1: labels must be",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_HELDOUT)
+def test_held_out_data_that_cannot_calibrate_are_named(change, message):
+    bad = bad_data(change)
+    for heldout in (bad, DataLoader(TensorDataset(bad.x, bad.y), batch_size=8)):
+        with pytest.raises(UserError, match=message):
+            fit(small_method(), points(40, 1), heldout, engine=EVERY_EPOCH, progress=False)
+
+
+def test_held_out_data_may_be_of_one_class():
+    method = small_method()
+    heldout = bad_data(lambda x, y: y.zero_())
+    fit(method, points(40, 1), heldout, engine=EVERY_EPOCH, progress=False)
+    assert method.predict(points(20, 2).x).probs.isfinite().all()
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_bad_arrays_are_refused_before_the_first_step(split, tmp_path, monkeypatch):
+    kill_after(monkeypatch, torch.optim.Adam, "step", 0)
+    bad = bad_data(lambda x, y: x[-1].fill_(float("nan")))
+    data = {"train": points(40, 1), "heldout": points(20, 2)} | {split: bad}
+    with pytest.raises(UserError, match="sample 39 has NaN"):
+        fit(small_method(), **data, directory=tmp_path, engine=EVERY_EPOCH, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bad_sample_is_named_by_its_place_in_the_data_set():
+    bad = bad_data(lambda x, y: x[30].fill_(float("nan")))
+    sampler = SubsetRandomSampler(range(20, 40))
+    loader = DataLoader(TensorDataset(bad.x, bad.y), batch_size=8, sampler=sampler)
+    with pytest.raises(UserError, match="training sample 30 has NaN"):
+        fit(small_method(), loader, points(20, 2), engine=EVERY_EPOCH, progress=False)
+
+
+def test_a_network_that_is_no_method_is_refused_with_the_remedy():
+    with pytest.raises(UserError, match=r"not a Sequential: put the network into .* attach"):
+        fit(nn.Sequential(nn.Linear(2, 2)), points(40, 1), points(20, 2), progress=False)
+
+
 def test_a_diverging_loss_stops_the_run_with_a_remedy():
     wild = small_method(representation=descent(30, optimizer=SGD(lr=1e20)))
     with pytest.raises(UserError, match="lower the learning rate"):
