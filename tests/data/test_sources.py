@@ -409,6 +409,11 @@ def test_inputs_that_are_no_numbers_are_refused() -> None:
         as_source(([["a"], ["b"]], [0, 1]))
 
 
+def test_inputs_without_columns_are_refused() -> None:
+    with pytest.raises(UserError, match=r"inputs of shape \(10,\): there must be a row per sample"):
+        as_source((X[:, 0], Y))
+
+
 def test_bytes_stay_bytes() -> None:
     source = as_source((np.zeros((2, 3), np.uint8), [0, 1]))
     assert isinstance(source, ArraySource)

@@ -17,7 +17,7 @@ from density_softmax.errors import UserError
 from density_softmax.methods import Deterministic, Method
 from density_softmax.nn.penalty import FrobeniusPenalty
 from density_softmax.nn.scale import MaxScale
-from density_softmax.optimization import SGD
+from density_softmax.optimization import SGD, Adam
 from density_softmax.stages import Estimate, Train
 from density_softmax.storage import StorageError
 
@@ -212,6 +212,26 @@ def test_parts_without_trained_weights_are_in_evaluation_mode():
     assert module["free"].training
     assert module["dropout"].training
     assert not any(part.training for part in frozen.modules())
+
+
+def test_what_its_owner_froze_stays_as_it_is():
+    decaying = descent(2, optimizer=Adam(lr=1e-2, weight_decay=0.1))
+    method = small_method(representation=decaying)
+    frozen, free = method.encoder[0].requires_grad_(False), method.encoder[3]
+    before = frozen.weight.clone(), free.weight.clone()
+    trained(method)
+    assert torch.equal(frozen.weight, before[0])
+    assert not torch.equal(free.weight, before[1])
+    assert not frozen.weight.requires_grad
+    assert free.weight.requires_grad
+
+
+def test_a_stage_with_nothing_to_train_is_refused_before_the_first_step(monkeypatch):
+    kill_after(monkeypatch, torch.optim.Adam, "step", 0)
+    method = small_method()
+    method.head.requires_grad_(False)
+    with pytest.raises(UserError, match="stage head: all that it trains is frozen"):
+        trained(method)
 
 
 class Centroids(Method):

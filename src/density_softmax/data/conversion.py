@@ -21,6 +21,8 @@ def as_inputs(x: Any) -> Tensor:
     found = _tensor(x)
     if found is None:
         raise UserError(f"inputs are {_type_name(x)}: they must be numbers, a row per sample")
+    if found.ndim < 2:
+        raise UserError(f"inputs of shape {tuple(found.shape)}: there must be a row per sample")
     return found.float() if found.is_floating_point() else found
 
 

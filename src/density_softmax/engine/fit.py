@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from density_softmax.config import to_dict
 from density_softmax.data.sources import ArraySource, PartialSource, as_source
 from density_softmax.engine.checkpoint import Checkpoints
 from density_softmax.engine.collect import collect, total
-from density_softmax.engine.descent import Descender, Setting, only_trainable
+from density_softmax.engine.descent import Descender, Setting, check_trainable, only_trainable
 from density_softmax.engine.features import FeatureCache
 from density_softmax.engine.inspection import InspectedSource, Inspection
 from density_softmax.engine.memory import PeakMemory
@@ -112,7 +111,9 @@ def run_stages(
     fabric.to_device(method)
     cache = FeatureCache(fabric, method, setting.engine, checkpoints.directory, features)
     finished = len(checkpoints.finished)
-    for number, stage in itertools.islice(enumerate(method.stages()), finished, None):
+    stages = method.stages()[finished:]
+    check_trainable(stages)
+    for number, stage in enumerate(stages, finished):
         memory = PeakMemory(fabric.device)
         seconds = run_stage(setting, number, stage, sources, cache)
         peak = memory.megabytes()
@@ -134,7 +135,7 @@ def run_stage(
     if isinstance(stage, Estimate):
         estimate(setting, stage, source(stage.split))
         return time.perf_counter() - began
-    with only_trainable(setting.method, stage.parameters):
+    with only_trainable(setting.method, stage):
         seconds = Descender(setting, number, stage, source(stage.split), source("heldout")).run()
     if stage.on == "inputs":
         cache.clear()
