@@ -304,6 +304,17 @@ def test_samplers_divide_one_data_set_for_every_stage():
     same_weights(by_sampler, by_hand)
 
 
+def test_a_lone_last_sample_does_not_stop_a_batch_norm():
+    method = small_method()
+    method.encoder.append(nn.BatchNorm1d(6))
+    sizes: set[int] = set()
+    method.encoder.register_forward_hook(
+        lambda module, args, z: sizes.add(len(z)) if module.training else None
+    )
+    fit(method, points(33, 1), points(20, 2), engine=EVERY_EPOCH, progress=False)
+    assert sizes == {16, 17}
+
+
 def test_pairs_of_numpy_arrays_are_data():
     data = points(40, 1)
     pair = np.asarray(data.x), np.asarray(data.y)
