@@ -371,9 +371,9 @@ def test_held_out_data_may_be_of_one_class():
 @pytest.mark.parametrize("split", ["train", "heldout"])
 def test_bad_arrays_are_refused_before_the_first_step(split, tmp_path, monkeypatch):
     kill_after(monkeypatch, torch.optim.Adam, "step", 0)
-    bad = bad_data(lambda x, y: x[-1].fill_(float("nan")))
+    bad = bad_data(lambda x, y: x[8].fill_(float("nan")))  # not in the first batch
     data = {"train": points(40, 1), "heldout": points(20, 2)} | {split: bad}
-    with pytest.raises(UserError, match="sample 39 has NaN"):
+    with pytest.raises(UserError, match="sample 8 has NaN"):
         fit(small_method(), **data, directory=tmp_path, engine=EVERY_EPOCH, progress=False)
     assert not list(tmp_path.iterdir())
 
