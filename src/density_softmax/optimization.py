@@ -142,7 +142,7 @@ class Descent:
 
     Attributes:
         epochs: passes over the split.
-        batch_size: samples per step, over all processes.
+        batch_size: samples per step, over all processes; a lone last one joins the step before.
         optimizer: its kind and rates.
         schedule: how the rate changes.
         accumulate: how many parts a batch is computed in, to save memory.

@@ -47,7 +47,8 @@ class Train:
     Attributes:
         name: what progress bars, checkpoints and rows call the stage.
         loss: mean loss of a batch; a bound method, so that it sees the method's parts.
-        parameters: what may change. Parts without a trained parameter are in evaluation mode.
+        parameters: what may change, except those frozen before the run. Parts without a trained
+            parameter are in evaluation mode.
         descent: how long and with which optimizer.
         on: `features` reads the encoder's cached outputs in place of inputs.
         split: which data it learns from.

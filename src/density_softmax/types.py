@@ -63,6 +63,10 @@ class Source(ABC):
     def order(self, seed: int) -> Sequence[int]:
         """The indices of one training epoch; the seed decides their order."""
 
+    def place_of(self, index: int) -> int:
+        """Where a sample stands in its owner's data, as messages name it."""
+        return index
+
     @abstractmethod
     def read(
         self, batches: Sequence[Sequence[int]], device: torch.device, seed: int | None = None

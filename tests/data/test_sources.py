@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -10,8 +10,10 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -24,6 +26,7 @@ from density_softmax.data.sources import (
     as_source,
     hold_out,
 )
+from density_softmax.errors import UserError
 from density_softmax.types import Source
 
 CPU = torch.device("cpu")
@@ -146,7 +149,98 @@ def test_loader_that_does_not_shuffle_keeps_its_order() -> None:
 def test_sampler_decides_which_samples_are_seen() -> None:
     weights = [0.0] * 9 + [1.0]
     sampler = WeightedRandomSampler(weights, num_samples=4)
-    assert as_source(DataLoader(dataset(), sampler=sampler)).order(0) == [9] * 4
+    source = as_source(DataLoader(dataset(), sampler=sampler))
+    (batch,) = source.read([source.order(0)], CPU)
+    assert batch.y.tolist() == [9] * 4
+
+
+class Evens(Sampler[int]):
+    """Half of the even numbers, others every time."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((2 * torch.randperm(5)[:3]).tolist())
+
+
+class Pairs(Sampler[list[int]]):
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[0, 1], [2, 3]])
+
+
+RESTRICTED = {
+    "subset": SubsetRandomSampler([7, 3, 5]),
+    "weighted": WeightedRandomSampler([0, 0, 0, 1, 0, 2, 0, 9, 0, 0], num_samples=2),
+    "a list": [7, 3, 3, 5],
+}
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+@pytest.mark.parametrize("sampler", RESTRICTED.values(), ids=RESTRICTED)
+def test_source_consists_of_the_samples_that_its_sampler_chooses_from(
+    sampler: Sampler[int], in_batches: bool
+) -> None:
+    batches = BatchSampler(sampler, 2, drop_last=True)
+    chosen = {"batch_sampler": batches} if in_batches else {"sampler": sampler, "batch_size": 2}
+    source = as_source(DataLoader(dataset(), **chosen))
+    assert source.batch_size == 2
+    (batch,) = source.read([range(len(source))], CPU)
+    assert batch.y.tolist() == [3, 5, 7]
+    (drawn,) = source.read([source.order(0)], CPU)
+    assert set(drawn.y.tolist()) <= {3, 5, 7}
+    assert [source.place_of(index) for index in source.order(0)] == drawn.y.tolist()
+
+
+def test_sampler_that_chooses_anew_for_every_epoch_is_followed() -> None:
+    source = as_source(DataLoader(dataset(), sampler=Evens()))
+    assert len(source) == 3
+    epochs = [next(source.read([source.order(seed)], CPU)).y for seed in range(9)]
+    assert all(len(set(epoch.tolist())) == 3 for epoch in epochs)
+    assert set(torch.cat(epochs).tolist()) == {0, 2, 4, 6, 8}
+
+
+def test_sampler_that_covers_everything_restricts_nothing() -> None:
+    for sampler in ([*range(9, -1, -1)], RandomSampler(Y, replacement=True, num_samples=4)):
+        source = as_source(DataLoader(dataset(), sampler=sampler))
+        assert next(source.read([range(len(source))], CPU)).y.tolist() == list(range(10))
+
+
+def test_batch_size_of_a_batch_sampler_is_kept() -> None:
+    batches = BatchSampler(RandomSampler(Y), 3, drop_last=False)
+    assert as_source(DataLoader(dataset(), batch_sampler=batches)).batch_size == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_sampler": Pairs()}, "batch_sampler of type Pairs .* sampler and a batch_size"),
+        ({"sampler": DistributedSampler(dataset(), 2, 0)}, "without the DistributedSampler"),
+        ({"sampler": []}, "sampler of the DataLoader gives no sample"),
+    ],
+    ids=["batches of its own", "distributed", "empty"],
+)
+def test_sampler_that_cannot_be_followed_is_refused(
+    options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        as_source(DataLoader(dataset(), **options))
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_generator_of_a_loader_is_left_as_it_was(in_batches: bool) -> None:
+    generator = torch.Generator().manual_seed(5)
+    sampler = RandomSampler(Y, generator=generator)
+    batches = BatchSampler(sampler, 3, drop_last=False)
+    chosen = {"batch_sampler": batches} if in_batches else {"sampler": sampler}
+    before = generator.get_state()
+    source = as_source(DataLoader(dataset(), **chosen))
+    assert source.order(1) == source.order(1)
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_loader_that_drops_all_it_has_is_refused_where_batches_are_needed() -> None:
+    source = as_source(DataLoader(dataset(), batch_size=16, drop_last=True))
+    assert len(source) == 10
+    with pytest.raises(UserError, match="no batch of 16 samples: choose a smaller batch_size"):
+        source.order(0)
 
 
 def test_dropped_last_batch_stays_dropped() -> None:
@@ -176,6 +270,59 @@ def test_labels_may_be_plain_numbers() -> None:
 
     (batch,) = as_source(Numbers()).read([[2, 0]], CPU)
     assert batch.y.tolist() == [2, 0]
+
+
+class Samples(Dataset[object]):
+    """Whatever samples there are."""
+
+    def __init__(self, *samples: object) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> object:
+        return self.samples[index]
+
+
+class Endless(Dataset[object]):
+    def __getitem__(self, index: int) -> object:
+        return X[0], 0
+
+
+ROW = X[0]
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ({"image": ROW, "label": 1}, r"gives a dict: yield \(inputs, integer labels\).*collate_fn"),
+        ((ROW, 1, "name"), "gives a list of 3: yield"),
+        (ROW, "gives a Tensor: yield"),
+        (({"ids": ROW}, 1), "inputs that are a dict: yield"),
+        (((ROW, ROW), 1), "inputs that are a list of 2: yield"),
+        ((ROW, "cat"), r"labels are text: encode them as integers 0\.\.K-1 .*LabelEncoder"),
+        ((ROW, 0.5), "label 0.5 is no whole number"),
+        ((ROW, torch.tensor([0, 1])), r"labels of shape \(2, 2\): .*argmax\(1\)"),
+    ],
+    ids=["dict", "three", "inputs only", "dict of inputs", "two inputs", "text", "half", "one-hot"],
+)
+def test_batch_that_is_not_inputs_and_labels_is_refused(sample: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        list(as_source(Samples(sample, sample)).read([[0, 1]], CPU))
+
+
+@pytest.mark.parametrize("wrap", [lambda data: data, DataLoader], ids=["data set", "loader"])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(Endless(), "Endless has no __len__"), (Samples(), "the data set is empty")],
+    ids=["endless", "empty"],
+)
+def test_data_set_without_a_length_is_refused(
+    data: Dataset[object], message: str, wrap: Callable[[object], object]
+) -> None:
+    with pytest.raises(UserError, match=message):
+        as_source(wrap(data))
 
 
 @pytest.mark.parametrize("data", [Stream(), DataLoader(Stream())], ids=["stream", "loader"])
@@ -217,6 +364,54 @@ def test_pairs_of_any_arrays_are_read_as_float32_and_int64(pair: tuple[object, o
     assert (source.x.dtype, source.y.dtype) == (torch.float32, torch.int64)
     assert torch.equal(source.x, X)
     assert torch.equal(source.y, Y)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [X.bfloat16(), X.half(), X.double(), X.clone().requires_grad_()],
+    ids=["bfloat16", "float16", "float64", "with a gradient"],
+)
+def test_tensors_of_any_precision_are_read_as_float32_from_pairs_and_data_sets(x: Tensor) -> None:
+    for data in ((x, Y), TensorDataset(x.detach(), Y)):
+        (batch,) = as_source(data).read([range(10)], CPU)
+        assert batch.x.dtype == torch.float32
+        assert not batch.x.requires_grad
+        assert torch.equal(batch.x, X)
+
+
+def test_whole_numbers_of_any_type_are_labels() -> None:
+    for y in (Y.float(), Y.numpy().astype(np.float64), Y.to(torch.uint8), Y > 4):
+        for data in ((X, y), TensorDataset(X, torch.as_tensor(y))):
+            (batch,) = as_source(data).read([range(10)], CPU)
+            assert batch.y.dtype == torch.int64
+            assert batch.y.tolist() == [int(label) for label in y]
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (Y + 0.5, "label 0.5 is no whole number"),
+        (torch.full((10,), torch.nan), "label nan is no whole number"),
+        (Y[:, None], r"labels of shape \(10, 1\): .*ravel\(\)"),
+        (np.eye(10), r"labels of shape \(10, 10\): .*argmax\(1\)"),
+        (["cat"] * 10, r"labels are text: encode them as integers 0\.\.K-1 .*LabelEncoder"),
+        (np.array(["cat", None] * 5), "labels are of type object: encode them as integers"),
+    ],
+    ids=["halves", "nan", "column", "one-hot", "text", "objects"],
+)
+def test_labels_that_are_no_integers_are_refused_with_the_remedy(y: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        as_source((X, y))
+
+
+def test_inputs_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(UserError, match="inputs are text: they must be numbers"):
+        as_source(([["a"], ["b"]], [0, 1]))
+
+
+def test_inputs_without_columns_are_refused() -> None:
+    with pytest.raises(UserError, match=r"inputs of shape \(10,\): there must be a row per sample"):
+        as_source((X[:, 0], Y))
 
 
 def test_bytes_stay_bytes() -> None:

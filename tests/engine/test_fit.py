@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 from toy_problem import EVERY_EPOCH, descent, points, small_method
 
 from density_softmax.data import ArraySource
@@ -17,7 +17,7 @@ from density_softmax.errors import UserError
 from density_softmax.methods import Deterministic, Method
 from density_softmax.nn.penalty import FrobeniusPenalty
 from density_softmax.nn.scale import MaxScale
-from density_softmax.optimization import SGD
+from density_softmax.optimization import SGD, Adam
 from density_softmax.stages import Estimate, Train
 from density_softmax.storage import StorageError
 
@@ -214,6 +214,26 @@ def test_parts_without_trained_weights_are_in_evaluation_mode():
     assert not any(part.training for part in frozen.modules())
 
 
+def test_what_its_owner_froze_stays_as_it_is():
+    decaying = descent(2, optimizer=Adam(lr=1e-2, weight_decay=0.1))
+    method = small_method(representation=decaying)
+    frozen, free = method.encoder[0].requires_grad_(False), method.encoder[3]
+    before = frozen.weight.clone(), free.weight.clone()
+    trained(method)
+    assert torch.equal(frozen.weight, before[0])
+    assert not torch.equal(free.weight, before[1])
+    assert not frozen.weight.requires_grad
+    assert free.weight.requires_grad
+
+
+def test_a_stage_with_nothing_to_train_is_refused_before_the_first_step(monkeypatch):
+    kill_after(monkeypatch, torch.optim.Adam, "step", 0)
+    method = small_method()
+    method.head.requires_grad_(False)
+    with pytest.raises(UserError, match="stage head: all that it trains is frozen"):
+        trained(method)
+
+
 class Centroids(Method):
     """After every step the buffer gains the sum of the batch's inputs."""
 
@@ -273,6 +293,28 @@ def test_a_loader_is_read_in_its_own_batches():
     assert set(sizes) == {10}
 
 
+def test_samplers_divide_one_data_set_for_every_stage():
+    whole, parts = points(60, 1), ([*range(0, 60, 3)], [*range(1, 60, 3)])
+    dataset = TensorDataset(whole.x, whole.y)
+    loaders = [DataLoader(dataset, 16, sampler=SubsetRandomSampler(part)) for part in parts]
+    pairs = [(whole.x[part], whole.y[part]) for part in parts]
+    by_sampler, by_hand = (only_stages(small_method(), slice(1, 4)) for _ in range(2))
+    fit(by_sampler, *loaders, engine=EVERY_EPOCH, progress=False)
+    fit(by_hand, *pairs, engine=EVERY_EPOCH, progress=False)
+    same_weights(by_sampler, by_hand)
+
+
+def test_a_lone_last_sample_does_not_stop_a_batch_norm():
+    method = small_method()
+    method.encoder.append(nn.BatchNorm1d(6))
+    sizes: set[int] = set()
+    method.encoder.register_forward_hook(
+        lambda module, args, z: sizes.add(len(z)) if module.training else None
+    )
+    fit(method, points(33, 1), points(20, 2), engine=EVERY_EPOCH, progress=False)
+    assert sizes == {16, 17}
+
+
 def test_pairs_of_numpy_arrays_are_data():
     data = points(40, 1)
     pair = np.asarray(data.x), np.asarray(data.y)
@@ -300,6 +342,53 @@ def bad_data(change):
 def test_data_that_cannot_be_learned_from_is_named(change, message):
     with pytest.raises(UserError, match=message):
         fit(small_method(), bad_data(change), points(20, 2), engine=EVERY_EPOCH, progress=False)
+
+
+BAD_HELDOUT = [
+    (lambda x, y: x[7].fill_(float("nan")), r"held-out \(calibration\) sample 7 has NaN"),
+    (
+        lambda x, y: y[5].fill_(-1),
+        r"held-out \(calibration\) sample 5 has label -1: labels must be",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_HELDOUT)
+def test_held_out_data_that_cannot_calibrate_are_named(change, message):
+    bad = bad_data(change)
+    for heldout in (bad, DataLoader(TensorDataset(bad.x, bad.y), batch_size=8)):
+        with pytest.raises(UserError, match=message):
+            fit(small_method(), points(40, 1), heldout, engine=EVERY_EPOCH, progress=False)
+
+
+def test_held_out_data_may_be_of_one_class():
+    method = small_method()
+    heldout = bad_data(lambda x, y: y.zero_())
+    fit(method, points(40, 1), heldout, engine=EVERY_EPOCH, progress=False)
+    assert method.predict(points(20, 2).x).probs.isfinite().all()
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_bad_arrays_are_refused_before_the_first_step(split, tmp_path, monkeypatch):
+    kill_after(monkeypatch, torch.optim.Adam, "step", 0)
+    bad = bad_data(lambda x, y: x[8].fill_(float("nan")))  # not in the first batch
+    data = {"train": points(40, 1), "heldout": points(20, 2)} | {split: bad}
+    with pytest.raises(UserError, match="sample 8 has NaN"):
+        fit(small_method(), **data, directory=tmp_path, engine=EVERY_EPOCH, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bad_sample_is_named_by_its_place_in_the_data_set():
+    bad = bad_data(lambda x, y: x[30].fill_(float("nan")))
+    sampler = SubsetRandomSampler(range(20, 40))
+    loader = DataLoader(TensorDataset(bad.x, bad.y), batch_size=8, sampler=sampler)
+    with pytest.raises(UserError, match="training sample 30 has NaN"):
+        fit(small_method(), loader, points(20, 2), engine=EVERY_EPOCH, progress=False)
+
+
+def test_a_network_that_is_no_method_is_refused_with_the_remedy():
+    with pytest.raises(UserError, match=r"not a Sequential: put the network into .* attach"):
+        fit(nn.Sequential(nn.Linear(2, 2)), points(40, 1), points(20, 2), progress=False)
 
 
 def test_a_diverging_loss_stops_the_run_with_a_remedy():

@@ -48,3 +48,24 @@ def test_weighted_means_over_processes_give_the_global_mean(
         )
         batch = values[number * batch_size : (number + 1) * batch_size]
         assert mean == pytest.approx(sum(batch) / len(batch))
+
+
+@given(**SIZES, smallest=st.integers(1, 4))
+def test_a_last_batch_that_is_too_small_joins_the_one_before_it(
+    num_samples, batch_size, world, accumulate, smallest
+):
+    order = list(range(num_samples))
+    shared = [
+        share(order, batch_size, rank, world, accumulate, smallest=smallest)
+        for rank in range(world)
+    ]
+    batches = [
+        sorted(i for step in steps for part in step if part.weight for i in part.indices)
+        for steps in zip(*shared, strict=True)
+    ]
+    assert [index for batch in batches for index in batch] == order
+    assert len(batches) == num_batches(num_samples, batch_size, smallest)
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+    rest = num_samples % batch_size
+    joins = 0 < rest < smallest and num_samples > batch_size
+    assert len(batches[-1]) == (batch_size + rest if joins else rest or batch_size)

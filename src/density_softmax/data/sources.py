@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any, final
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, default_convert
+from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
 
+from density_softmax.data.conversion import as_batch, as_inputs, as_labels
+from density_softmax.data.sampling import check_countable, draw, restriction, size_of_batches
+from density_softmax.errors import UserError
 from density_softmax.types import Batch, Source
 
 __all__ = ["ArraySource", "DatasetSource", "PartialSource", "Preparation", "as_source", "hold_out"]
@@ -39,9 +40,9 @@ class ArraySource(Source):
 
     def __init__(self, x: Tensor, y: Tensor, preparation: Preparation | None = None) -> None:
         if len(x) != len(y):
-            raise ValueError(f"{len(x)} inputs but {len(y)} labels: each input needs one label")
+            raise UserError(f"{len(x)} inputs but {len(y)} labels: each input needs one label")
         if len(x) == 0:
-            raise ValueError("the data set is empty: it needs at least one sample")
+            raise UserError("the data set is empty: it needs at least one sample")
         self.x, self.y, self.preparation = x, y, preparation
 
     def __len__(self) -> int:
@@ -73,44 +74,49 @@ class ArraySource(Source):
 class DatasetSource(Source):
     """A map-style torch data set, decoded by the workers of a DataLoader.
 
-    Augmentation, if any, is the data set's own.
+    It consists of the samples that the loader's sampler chooses from; training draws them as the
+    sampler does, every other reading takes each of them once. Augmentation, if any, is the data
+    set's own.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        if isinstance(loader.dataset, IterableDataset):
-            raise ValueError(
-                "an IterableDataset cannot be resumed or shared between processes: "
-                "wrap it in a map-style Dataset with __len__ and __getitem__"
-            )
+        check_countable(loader.dataset)
         self.loader = loader
-        self.batch_size = loader.batch_size
+        self.batch_size = size_of_batches(loader)
+        self.chosen = restriction(loader)
+        self._positions = {index: position for position, index in enumerate(self.chosen or ())}
         # A loader that does not batch converts sample by sample; what it reads here are batches.
         converts = loader.collate_fn is default_convert
         self.collate = default_collate if converts else loader.collate_fn
 
     def __len__(self) -> int:
         """The number of samples."""
-        return len(self.loader.dataset)  # type: ignore[arg-type]
+        samples: Any = self.loader.dataset if self.chosen is None else self.chosen
+        return len(samples)
 
     def order(self, seed: int) -> list[int]:
-        """The indices of the loader's own sampler, its randomness fixed by the seed."""
-        batches = self.loader.batch_sampler
-        indices = self.loader.sampler if batches is None else chain.from_iterable(batches)
-        # A sampler with a generator of its own does not listen to the global seed.
-        generator = getattr(self.loader.sampler, "generator", None)
-        if generator is not None:
-            generator.manual_seed(seed)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return [int(index) for index in indices]
+        """What the loader's own sampler draws, its randomness fixed by the seed."""
+        drawn = draw(self.loader, seed)
+        if self.chosen is None:
+            return drawn
+        # A sampler may choose anew for every epoch: samples not among `chosen` stand behind them.
+        return [self._positions.get(index, len(self.chosen) + index) for index in drawn]
+
+    def place_of(self, index: int) -> int:
+        """Where a sample stands in the data set."""
+        if self.chosen is None:
+            return index
+        known = len(self.chosen)
+        return self.chosen[index] if index < known else index - known
 
     def read(
         self, batches: Sequence[Sequence[int]], device: torch.device, seed: int | None = None
     ) -> Iterator[Batch]:
         """One batch per list of indices, through the loader's workers and collate function."""
+        places = [[self.place_of(index) for index in indices] for indices in batches]
         loader = DataLoader(
             self.loader.dataset,
-            batch_sampler=batches,  # type: ignore[arg-type]
+            batch_sampler=places,
             num_workers=self.loader.num_workers,
             collate_fn=self.collate,
             pin_memory=self.loader.pin_memory,
@@ -118,8 +124,9 @@ class DatasetSource(Source):
             # Its own, so that reading does not advance the global one.
             generator=_generator(0 if seed is None else seed),
         )
-        for x, y in loader:
-            yield Batch(x.to(device, non_blocking=True), torch.as_tensor(y).to(device))
+        for found in loader:
+            x, y = as_batch(found)
+            yield Batch(x.to(device, non_blocking=True), y.to(device))
 
 
 @final
@@ -137,6 +144,10 @@ class PartialSource(Source):
         """A random permutation."""
         return torch.randperm(len(self), generator=_generator(seed)).tolist()
 
+    def place_of(self, index: int) -> int:
+        """Where a sample stands in the data of the whole source."""
+        return self.source.place_of(self.indices[index])
+
     def read(
         self, batches: Sequence[Sequence[int]], device: torch.device, seed: int | None = None
     ) -> Iterator[Batch]:
@@ -152,13 +163,11 @@ def as_source(data: Any) -> Source:
     if isinstance(data, DataLoader):
         return DatasetSource(data)
     if isinstance(data, Dataset):
-        # Torch will not shuffle a stream; DatasetSource says what to do instead.
-        shuffle = not isinstance(data, IterableDataset)
-        return DatasetSource(DataLoader(data, batch_size=None, shuffle=shuffle))
+        check_countable(data)
+        return DatasetSource(DataLoader(data, batch_size=None, shuffle=True))
     if isinstance(data, tuple) and len(data) == 2:
-        # Torch takes neither read-only arrays nor negative strides: such are copied.
-        x, y = (torch.as_tensor(np.require(part, requirements=["C", "W"])) for part in data)
-        return ArraySource(x.float() if x.is_floating_point() else x, y.long())
+        x, y = as_inputs(data[0]), as_labels(data[1])
+        return ArraySource(x.cpu().contiguous(), y.cpu())
     raise TypeError(
         f"cannot read data from a {type(data).__name__}: "
         "pass a DataLoader, a Dataset or a pair (inputs, labels)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,11 +20,13 @@ from density_softmax.engine.runtime import EngineConfig, derive_seed
 from density_softmax.engine.sharing import Part, num_batches, share
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
-from density_softmax.stages import Train, Values
+from density_softmax.stages import Stage, Train, Values
 from density_softmax.types import Batch, Source
 
-__all__ = ["Descender", "Setting", "only_trainable"]
+__all__ = ["Descender", "Setting", "check_trainable", "only_trainable"]
 
+# A batch norm cannot learn from one sample.
+SMALLEST_BATCH = 2
 # Before the name of a monitored value in the record of epochs.
 HELDOUT = "heldout_"
 
@@ -117,8 +119,10 @@ class Descender:
         self.source, self.heldout = source, heldout
         self.batch_size = source.batch_size or stage.descent.batch_size
         samples = len(source.order(self._epoch_seed(0)))  # a sampler may draw fewer than all
-        self.num_steps = num_batches(samples, self.batch_size)
-        optimizer = stage.descent.optimizer.build(stage.parameters)
+        self.num_steps = num_batches(samples, self.batch_size, SMALLEST_BATCH)
+        # A frozen parameter is none of the optimizer's: weight decay would change it.
+        trained = [parameter for parameter in stage.parameters if parameter.requires_grad]
+        optimizer = stage.descent.optimizer.build(trained)
         self.rates = [group["lr"] for group in optimizer.param_groups]
         self.done, self.seconds, best = setting.checkpoints.load_epoch(
             stage.name, setting.method, optimizer
@@ -163,6 +167,7 @@ class Descender:
             fabric.global_rank,
             fabric.world_size,
             self.stage.descent.accumulate,
+            smallest=SMALLEST_BATCH,
         )
         indices = [part.indices for parts in steps for part in parts]
         batches = self.source.read(indices, fabric.device, epoch_seed)
@@ -259,13 +264,23 @@ class Descender:
         )
 
 
+def check_trainable(stages: Iterable[Stage]) -> None:
+    """Refuse a stage that has nothing left to train, because all of it was frozen before."""
+    for stage in stages:
+        if isinstance(stage, Train) and not any(p.requires_grad for p in stage.parameters):
+            raise UserError(
+                f"stage {stage.name}: all that it trains is frozen; set requires_grad_(True) on "
+                "some of it, or leave the stage out of the config"
+            )
+
+
 @contextlib.contextmanager
-def only_trainable(method: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Inside, exactly `parameters` require gradients."""
-    wanted = {id(parameter) for parameter in parameters}
+def only_trainable(method: nn.Module, stage: Train) -> Iterator[None]:
+    """Inside, the stage's parameters require gradients, except those that their owner froze."""
+    wanted = {id(parameter) for parameter in stage.parameters}
     before = [(parameter, parameter.requires_grad) for parameter in method.parameters()]
-    for parameter, _ in before:
-        parameter.requires_grad_(id(parameter) in wanted)
+    for parameter, free in before:
+        parameter.requires_grad_(free and id(parameter) in wanted)
     try:
         yield
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,15 +14,16 @@ from density_softmax.config import to_dict
 from density_softmax.data.sources import ArraySource, PartialSource, as_source
 from density_softmax.engine.checkpoint import Checkpoints
 from density_softmax.engine.collect import collect, total
-from density_softmax.engine.descent import Descender, Setting, only_trainable
+from density_softmax.engine.descent import Descender, Setting, check_trainable, only_trainable
 from density_softmax.engine.features import FeatureCache
 from density_softmax.engine.inspection import InspectedSource, Inspection
 from density_softmax.engine.memory import PeakMemory
 from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import EngineConfig, derive_seed, start
 from density_softmax.engine.sharing import num_batches
+from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
-from density_softmax.stages import Estimate, Stage
+from density_softmax.stages import Estimate, Stage, Train
 from density_softmax.types import Source
 
 __all__ = ["fit"]
@@ -61,6 +61,7 @@ def fit(
     Returns:
         The record of the run: finished stages with their seconds, and every epoch.
     """
+    sources = inspected(method, train, heldout)
     engine = engine or EngineConfig()
     fabric = fabric or start(engine)
     checkpoints = Checkpoints(
@@ -69,17 +70,36 @@ def fit(
         resume=resume,
         writer=fabric.is_global_zero,
     )
-    inspection = Inspection(method.num_classes)
-    sources = {
-        "train": InspectedSource(as_source(train), inspection),
-        "heldout": as_source(heldout),
-    }
     cuda = [fabric.device] if fabric.device.type == "cuda" else []
     with torch.random.fork_rng(cuda), Bars(progress and fabric.is_global_zero) as bars:
+        inspection = sources["train"].inspection
         setting = Setting(fabric, method, seed, engine, checkpoints, bars, inspection)
         run_stages(setting, sources, features or {})
     method.eval()
     return checkpoints
+
+
+def inspected(method: Any, train: Any, heldout: Any) -> dict[str, InspectedSource]:
+    """The data of both splits, those in memory looked at, the others looked at as they are read.
+
+    Two classes are needed where an encoder is trained. The held-out data are no training: they may
+    have any classes, but one row that is no number would make every threshold none.
+    """
+    if not isinstance(method, Method):
+        raise UserError(
+            f"fit trains a method, not a {type(method).__name__}: put the network into one, such "
+            "as DensitySoftmax(encoder, num_classes), or give a trained classifier to attach"
+        )
+    learns = any(isinstance(stage, Train) and stage.on == "inputs" for stage in method.stages())
+    inspections = {
+        "train": Inspection(method.num_classes, least_classes=2 if learns else 1),
+        "heldout": Inspection(method.num_classes, "held-out (calibration)", least_classes=1),
+    }
+    data = {"train": as_source(train), "heldout": as_source(heldout)}
+    sources = {split: InspectedSource(data[split], inspections[split]) for split in data}
+    for source in sources.values():
+        source.look_ahead()
+    return sources
 
 
 def run_stages(
@@ -91,7 +111,9 @@ def run_stages(
     fabric.to_device(method)
     cache = FeatureCache(fabric, method, setting.engine, checkpoints.directory, features)
     finished = len(checkpoints.finished)
-    for number, stage in itertools.islice(enumerate(method.stages()), finished, None):
+    stages = method.stages()[finished:]
+    check_trainable(stages)
+    for number, stage in enumerate(stages, finished):
         memory = PeakMemory(fabric.device)
         seconds = run_stage(setting, number, stage, sources, cache)
         peak = memory.megabytes()
@@ -113,7 +135,7 @@ def run_stage(
     if isinstance(stage, Estimate):
         estimate(setting, stage, source(stage.split))
         return time.perf_counter() - began
-    with only_trainable(setting.method, stage.parameters):
+    with only_trainable(setting.method, stage):
         seconds = Descender(setting, number, stage, source(stage.split), source("heldout")).run()
     if stage.on == "inputs":
         cache.clear()

@@ -1,4 +1,4 @@
-"""A look at the training data while it is read for the first time."""
+"""A look at data, before the first step or while they are read for the first time."""
 
 from __future__ import annotations
 
@@ -6,35 +6,42 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from density_softmax.data.sources import ArraySource
 from density_softmax.errors import UserError
 from density_softmax.types import Batch, Source
 
 __all__ = ["InspectedSource", "Inspection"]
 
 
+# Samples looked at together before the first step.
+AT_ONCE = 256
+
+
 class Inspection:
     """Rejects inputs and labels that no method can learn from.
 
     Attributes:
+        kind: what messages call the data.
+        least_classes: how many classes a whole pass has to show.
         pending: whether no whole pass has been looked at yet.
     """
 
-    def __init__(self, num_classes: int) -> None:
-        self.num_classes = num_classes
+    def __init__(self, num_classes: int, kind: str = "training", least_classes: int = 2) -> None:
+        self.num_classes, self.kind, self.least_classes = num_classes, kind, least_classes
         self.pending = True
         self.seen = torch.zeros(num_classes, dtype=torch.bool)
 
-    def look(self, batch: Batch, indices: Sequence[int]) -> None:
-        """Check one batch; errors name the sample."""
+    def look(self, batch: Batch, places: Sequence[int]) -> None:
+        """Check one batch; errors name the sample, by its place in the data."""
         finite = batch.x.isfinite().flatten(1).all(1)
         if not finite.all():
-            sample = indices[int((~finite).nonzero()[0])]
-            raise UserError(f"training sample {sample} has NaN or infinite values: remove it")
+            sample = places[int((~finite).nonzero()[0])]
+            raise UserError(f"{self.kind} sample {sample} has NaN or infinite values: remove it")
         legal = (batch.y >= 0) & (batch.y < self.num_classes)
         if not legal.all():
             row = int((~legal).nonzero()[0])
             raise UserError(
-                f"training sample {indices[row]} has label {int(batch.y[row])}: "
+                f"{self.kind} sample {places[row]} has label {int(batch.y[row])}: "
                 f"labels must be 0 to {self.num_classes - 1}"
             )
         self.seen[batch.y.cpu()] = True
@@ -42,13 +49,13 @@ class Inspection:
     def conclude(self) -> None:
         """Check what only a whole pass can show."""
         self.pending = False
-        if int(self.seen.sum()) < 2:
+        if int(self.seen.sum()) < self.least_classes:
             only = self.seen.nonzero().flatten().tolist()
-            raise UserError(f"the training set has one class only ({only}): it needs two")
+            raise UserError(f"the {self.kind} set has one class only ({only}): it needs two")
 
 
 class InspectedSource(Source):
-    """Training data that are looked at wherever they are read, until a whole pass is over."""
+    """Data that are looked at wherever they are read, until the inspection is concluded."""
 
     def __init__(self, source: Source, inspection: Inspection) -> None:
         self.source, self.inspection = source, inspection
@@ -62,11 +69,24 @@ class InspectedSource(Source):
         """The indices of one training epoch."""
         return self.source.order(seed)
 
+    def place_of(self, index: int) -> int:
+        """Where a sample stands in its owner's data."""
+        return self.source.place_of(index)
+
+    def look_ahead(self) -> None:
+        """Look at everything, if it is in memory as it will be read."""
+        if isinstance(self.source, ArraySource) and self.source.preparation is None:
+            samples = range(len(self))
+            batches = [samples[i : i + AT_ONCE] for i in range(0, len(samples), AT_ONCE)]
+            for _ in self.read(batches, torch.device("cpu")):
+                pass
+            self.inspection.conclude()
+
     def read(
         self, batches: Sequence[Sequence[int]], device: torch.device, seed: int | None = None
     ) -> Iterator[Batch]:
         """The batches of the source, none of them with a sample that cannot be learned from."""
         for indices, batch in zip(batches, self.source.read(batches, device, seed), strict=True):
             if self.inspection.pending:
-                self.inspection.look(batch, indices)
+                self.inspection.look(batch, [self.place_of(index) for index in indices])
             yield batch

@@ -20,16 +20,25 @@ class Part(NamedTuple):
 
 
 def share(
-    order: Sequence[int], batch_size: int, rank: int = 0, world: int = 1, accumulate: int = 1
+    order: Sequence[int],
+    batch_size: int,
+    rank: int = 0,
+    world: int = 1,
+    accumulate: int = 1,
+    *,
+    smallest: int = 1,
 ) -> list[list[Part]]:
     """The steps of a pass over `order`, each a list of this process's parts of the batch.
 
     Every process takes the same number of steps. One that has no sample left in the last batch
-    reads the first of it with weight 0.
+    reads the first of it with weight 0. A last batch of less than `smallest` samples joins the one
+    before it.
     """
     steps = []
-    for start in range(0, len(order), batch_size):
-        batch = list(order[start : start + batch_size])
+    last = num_batches(len(order), batch_size, smallest) - 1
+    for number in range(last + 1):
+        end = (number + 1) * batch_size if number < last else len(order)
+        batch = list(order[number * batch_size : end])
         mine = batch[rank::world]
         chunks = [mine[i::accumulate] for i in range(accumulate) if mine[i::accumulate]]
         parts = [Part(chunk, len(chunk) * world / len(batch)) for chunk in chunks]
@@ -37,6 +46,8 @@ def share(
     return steps
 
 
-def num_batches(num_samples: int, batch_size: int) -> int:
-    """How many batches a pass over all samples takes."""
-    return -(-num_samples // batch_size)
+def num_batches(num_samples: int, batch_size: int, smallest: int = 1) -> int:
+    """How many batches a pass over all samples takes, none but the only one below `smallest`."""
+    whole, rest = divmod(num_samples, batch_size)
+    joins = whole > 0 and rest < smallest
+    return whole + (rest > 0 and not joins)
