@@ -82,3 +82,11 @@ class Scaled(nn.Module):
 def test_a_layer_that_cannot_be_redrawn_is_named(layer: nn.Module, place: str) -> None:
     with pytest.raises(UserError, match=rf"new weights for {place}.*reset_parameters"):
         fresh_copy(nn.Sequential(layer))
+
+
+def test_a_fresh_copy_keeps_what_is_frozen() -> None:
+    network = used(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)))
+    network[:2].requires_grad_(False)
+    fresh = fresh_copy(network)
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, fresh.state_dict()[name]) == name.startswith(("0", "1")), name

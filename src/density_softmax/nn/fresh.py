@@ -19,7 +19,8 @@ def fresh_copy(network: M) -> M:
     """A copy whose weights are drawn anew, in the order in which construction draws them.
 
     Every layer draws its own by `reset_parameters`, as torch's layers do when they are made;
-    a `Backbone` then initialises itself. Batch norms forget what they have seen.
+    a `Backbone` then initialises itself. Batch norms forget what they have seen. Layers that are
+    frozen keep all they have.
     """
     fresh = copy.deepcopy(network)
     for name, module in fresh.named_modules():
@@ -27,7 +28,16 @@ def fresh_copy(network: M) -> M:
     for module in fresh.modules():
         if isinstance(module, Backbone):
             module.initialize()
+    for module, original in zip(fresh.modules(), network.modules(), strict=True):
+        if _is_frozen(original):
+            module.load_state_dict(original.state_dict())
     return fresh
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    """Whether it has weights, none of which may change."""
+    weights = list(module.parameters())
+    return bool(weights) and not any(weight.requires_grad for weight in weights)
 
 
 def _reset(name: str, module: nn.Module) -> None:
