@@ -200,6 +200,7 @@ def evaluate(
     """Evaluate a finished run again, on the sets of its recipe or on those named.
 
     What was found on other sets stays, and means over corruptions are of all that have been seen.
+    Latency stays as it was measured; `density-softmax latency` measures it again.
 
     For example `density-softmax evaluate runs/digits/sngp/seed0 --ood foreign.npz`
     """
