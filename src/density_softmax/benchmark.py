@@ -17,10 +17,10 @@ from torch import Tensor
 from density_softmax.config import from_dict, override, to_dict
 from density_softmax.engine import Checkpoints, RunDirectory, fit, predict, start
 from density_softmax.engine.evaluate import (
+    cost_metrics,
     detection_metrics,
     label_metrics,
     latency_conditions,
-    latency_metrics,
     lipschitz_metrics,
     mean_over_shifts,
 )
@@ -31,7 +31,6 @@ from density_softmax.engine.sharing import num_batches
 from density_softmax.errors import UserError
 from density_softmax.handover import check_donor, record_of, take_over
 from density_softmax.methods import Deterministic, Method
-from density_softmax.metrics import num_parameters
 from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.types import Data, Prediction, Row, Split, Task
 
@@ -81,7 +80,7 @@ def run(
     if not evaluated:
         return []
     found = measure(fabric, recipe, method, data, directory, progress)
-    found["cost"] |= own_latency(fabric, recipe, method, data, directory) | training_cost(record)
+    found["cost"] = own_cost(fabric, recipe, method, data, directory) | training_cost(record)
     rows = as_rows(identity, found | mean_over_shifts(found))
     if fabric.is_global_zero:
         directory.save_rows(rows)
@@ -171,10 +170,10 @@ def evaluate(
 ) -> list[Row]:
     """Evaluate a finished run again; if any sets are named, on these. Returns and keeps its rows.
 
-    Rows of splits that are not evaluated this time, of latency and of training stay, and means
-    over shifts are of both. Latency may have been measured in turn with other runs, which one run
-    alone cannot repeat. Bounds of the encoder's Lipschitz constant are computed only if asked for:
-    large networks take minutes.
+    Rows of splits that are not evaluated this time, and of costs, stay, and means over shifts are
+    of both. Latency may have been measured in turn with other runs, which one alone cannot repeat.
+    Bounds of the encoder's Lipschitz constant are computed only if asked for: large networks take
+    minutes.
     """
     directory = RunDirectory(path)
     recipe, seed, method = load_run(path)
@@ -188,7 +187,7 @@ def evaluate(
         inputs = data.splits[0].source
         few = list(range(min(LIPSCHITZ_SAMPLES, len(inputs))))
         batch = next(inputs.read([few], fabric.device))
-        found["cost"] |= lipschitz_metrics(method.encoder, batch.x)
+        found["cost"] = lipschitz_metrics(method.encoder, batch.x)
     found |= mean_over_shifts(by_split(kept) | found)
     rows = as_rows(directory.identity(), found)
     new = {(row.split, row.metric) for row in rows}
@@ -301,19 +300,17 @@ def measure(
             keep_features(fabric, method, split, directory, size)
             inside = prediction if split.role == "iid" else inside
             found[split.name] = split_metrics(split, prediction, labels, inside)
-    found["cost"] = {"params": float(num_parameters(method))}
     return found
 
 
-def own_latency(
+def own_cost(
     fabric: Fabric, recipe: Recipe, method: Method, data: Data, directory: RunDirectory
 ) -> dict[str, float]:
-    """The latency of a run by itself, in turn with an untrained network of the plain kind."""
+    """Parameters and latency of a run by itself, in turn with an untrained network of ERM."""
     reference = Deterministic(recipe.encoder.build(data.task.input_shape), data.task.num_classes)
-    fabric.to_device(reference)
     example = next(data.splits[0].source.read([[0]], fabric.device)).x
-    timed = {"method": method, "reference": reference.eval()}
-    found = latency_metrics(timed, "reference", example)["method"]
+    fabric.to_device(reference)
+    found = cost_metrics(method, reference.eval(), example)
     if fabric.is_global_zero:
         directory.add_to_environment(latency_conditions(fabric.device, ["deterministic"]))
     return found

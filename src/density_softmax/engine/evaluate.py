@@ -18,6 +18,7 @@ from density_softmax.types import Prediction
 __all__ = [
     "CONTENDERS",
     "METRICS",
+    "cost_metrics",
     "detection_metrics",
     "label_metrics",
     "latency_conditions",
@@ -101,6 +102,13 @@ def lipschitz_metrics(encoder: nn.Module, x: Tensor) -> dict[str, float]:
         "lipschitz_lower": lower_bound(encoder, x),
         "lipschitz_upper": upper_bound(encoder, shape),
     }
+
+
+def cost_metrics(method: Method, reference: Method, inputs: Tensor) -> dict[str, float]:
+    """Parameters, and latency relative to `reference`."""
+    found = {"params": float(metrics.num_parameters(method))}
+    timed = {"method": method, "reference": reference}
+    return found | latency_metrics(timed, "reference", inputs)["method"]
 
 
 def latency_metrics(
