@@ -224,10 +224,7 @@ def restore(method: Method, directory: RunDirectory) -> None:
 
 def prepare(name: str, method: str, changes: Sequence[str] = ()) -> Recipe:
     """A recipe with the settings of a method and `path=value` changes to them."""
-    recipe = get_recipe(name, method)
-    for change in changes:
-        recipe = override(recipe, change)
-    return recipe
+    return override(get_recipe(name, method), *changes)
 
 
 def default_directory(recipe: Recipe, seed: int) -> Path:
