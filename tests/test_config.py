@@ -173,6 +173,11 @@ def test_overrides_give_the_same_in_any_order(other: Drawing, random: Random) ->
     assert override(base, *assignments) == other
 
 
+def test_values_that_only_go_together_are_set_together() -> None:
+    for ordered in permutations(["low=-0.2", "high=-0.1"]):
+        assert override(RangeScale.Config(-0.4, -0.3), *ordered) == RangeScale.Config(-0.2, -0.1)
+
+
 def test_of_two_values_for_a_path_the_last_counts() -> None:
     assert override(DRAWING, "copies=2", "copies=3").copies == 3
     assert override(DRAWING, "shape=polygon", "shape=circle").shape == Circle()

@@ -104,9 +104,7 @@ def override(config: C, *assignments: str) -> C:
     for keys in sorted(changes, key=len, reverse=True):
         if keys[:-1] in changes:
             changes[keys[:-1]] = _with_entry(changes[keys[:-1]], keys, changes.pop(keys))
-    for keys in sorted(changes, key=len):
-        config = _replace(config, keys, changes[keys], ".".join(keys))
-    return config
+    return typing.cast(C, _changed(config, changes, ""))
 
 
 def _read(assignment: str) -> tuple[tuple[str, ...], Any]:
@@ -125,18 +123,23 @@ def _with_entry(whole: Any, keys: tuple[str, ...], value: Any) -> dict[str, Any]
     return {**whole, keys[-1]: value}
 
 
-def _replace(config: Any, keys: tuple[str, ...], value: Any, path: str) -> Any:
+def _changed(config: Any, changes: Mapping[tuple[str, ...], Any], path: str) -> Any:
+    """A config with all its changes at once: one alone may not go with what another changes."""
+    hints = typing.get_type_hints(type(config))
     names = [field.name for field in dataclasses.fields(config)]
-    if keys[0] not in names:
-        raise ConfigError(_unknown(path, keys[0], names))
-    old = getattr(config, keys[0])
-    if len(keys) == 1:
-        new = _build(typing.get_type_hints(type(config))[keys[0]], value, path)
-    elif dataclasses.is_dataclass(old):
-        new = _replace(old, keys[1:], value, path)
-    else:
-        raise ConfigError(_no_parts(path, keys[0], old))
-    return dataclasses.replace(config, **{keys[0]: new})
+    new = {}
+    for name in dict.fromkeys(keys[0] for keys in changes):
+        here = _join(path, name)
+        if name not in names:
+            raise ConfigError(_unknown(here, name, names))
+        inner = {keys[1:]: value for keys, value in changes.items() if keys[0] == name}
+        part = getattr(config, name)
+        if () in inner:
+            part = _build(hints[name], inner.pop(()), here)
+        if inner and not dataclasses.is_dataclass(part):
+            raise ConfigError(_no_parts(_join(here, ".".join(min(inner))), name, part))
+        new[name] = _changed(part, inner, here) if inner else part
+    return dataclasses.replace(config, **new)
 
 
 def differences(base: Any, other: Any, path: str = "") -> list[str]:
