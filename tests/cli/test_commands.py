@@ -113,7 +113,7 @@ def test_list_names_what_there_is(what, monkeypatch, capsys):
         "recipes": "toy",
         "ablations": "lambda",
         "datasets": "cifar10",
-        "metrics": "ece",
+        "metrics": "cnll, caccuracy, cece",
     }
     assert known[what] in capsys.readouterr().out
 
