@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from itertools import permutations
+from random import Random
 from typing import Any, Literal
 
 import pytest
@@ -17,9 +19,11 @@ from density_softmax.config import (
     override,
     to_dict,
 )
+from density_softmax.data import Table
 from density_softmax.methods import DensitySoftmax, Deterministic, MethodConfig
 from density_softmax.nn.scale import MaxScale, RangeScale
 from density_softmax.optimization import SGD, Adam, Descent, OneCycle, Steps
+from density_softmax.recipes import get_recipe
 
 
 class Shape(Family):
@@ -151,6 +155,38 @@ def test_override_changes_what_it_names_and_nothing_else(
 def test_override_reaches_through_families_of_families() -> None:
     drawing = override(override(DRAWING, "shape=polygon"), "shape.inner.radius=9")
     assert drawing.shape == Polygon(inner=Circle(9.0))
+
+
+def test_a_kind_is_set_together_with_what_it_requires() -> None:
+    changes = ["data=table", "data.train=rows.csv", "data.heldout=0.3"]
+    for ordered in permutations(changes):
+        assert override(get_recipe("toy"), *ordered).data == Table("rows.csv", heldout=0.3)
+    with pytest.raises(ConfigError, match=re.escape("data: missing 'train'; set data.train=value")):
+        override(get_recipe("toy"), "data=table")
+
+
+@given(drawings, st.randoms())
+def test_overrides_give_the_same_in_any_order(other: Drawing, random: Random) -> None:
+    base = Drawing(other.title)  # text that is also JSON would have to be quoted
+    assignments = differences(base, other)
+    random.shuffle(assignments)
+    assert override(base, *assignments) == other
+
+
+def test_values_that_only_go_together_are_set_together() -> None:
+    for ordered in permutations(["low=-0.2", "high=-0.1"]):
+        assert override(RangeScale.Config(-0.4, -0.3), *ordered) == RangeScale.Config(-0.2, -0.1)
+
+
+def test_of_two_values_for_a_path_the_last_counts() -> None:
+    assert override(DRAWING, "copies=2", "copies=3").copies == 3
+    assert override(DRAWING, "shape=polygon", "shape=circle").shape == Circle()
+
+
+def test_nothing_has_no_entries_in_any_order() -> None:
+    for ordered in permutations(["spare=null", "spare.width=1"]):
+        with pytest.raises(ConfigError, match=r"spare.width: 'spare' is the value None and has"):
+            override(DRAWING, *ordered)
 
 
 def test_override_to_null_empties_an_optional_part() -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from density_softmax.benchmark import build, prepare, run
 from density_softmax.cli import main
+from density_softmax.config import override
 from density_softmax.engine import RunDirectory
 from density_softmax.errors import UserError
 from density_softmax.handover import first_stage_difference, record_of
@@ -43,7 +44,7 @@ VARIANTS = (
 
 def recipe(*changes: str, method: str = "density_softmax") -> Recipe:
     small = [c for c in SMALL if method == "density_softmax" or not c.startswith("method.")]
-    return prepare("toy", method, (*small, *changes))
+    return override(prepare("toy", method, small), *changes)  # which may undo some of the small
 
 
 def train(out: Path, chosen: Recipe | None = None, **options) -> Path:

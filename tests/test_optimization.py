@@ -68,6 +68,23 @@ def test_one_cycle_without_two_flanks_is_refused(rise: float) -> None:
         OneCycle(rise)
 
 
+@pytest.mark.parametrize(
+    ("config", "change", "message"),
+    [
+        (SGD(), "lr=-1", "lr=-1.0: choose 0 or more"),
+        (SGD(), "momentum=-1", "momentum=-1.0: choose 0 or more"),
+        (SGD(), "momentum=0", "momentum=0: choose more than 0, or nesterov=false"),
+        (Steps(), "nominal_epochs=0", "nominal_epochs=0: choose 1 or more"),
+        (Steps(), "warmup_epochs=-1", "warmup_epochs=-1.0: choose 0 or more"),
+    ],
+)
+def test_what_is_no_descent_is_refused(
+    config: Optimizer | Schedule, change: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        override(config, change)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_no_schedule_exceeds_the_full_rate(schedule: Schedule) -> None:
     factors = [schedule.factor(step / 10, 20) for step in range(201)]

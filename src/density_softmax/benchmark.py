@@ -80,7 +80,7 @@ def run(
     if not evaluated:
         return []
     found = measure(fabric, recipe, method, data, directory, progress)
-    found["cost"] |= training_cost(record)
+    found["cost"] = own_cost(fabric, recipe, method, data, directory) | training_cost(record)
     rows = as_rows(identity, found | mean_over_shifts(found))
     if fabric.is_global_zero:
         directory.save_rows(rows)
@@ -170,12 +170,14 @@ def evaluate(
 ) -> list[Row]:
     """Evaluate a finished run again; if any sets are named, on these. Returns and keeps its rows.
 
-    Rows of splits that are not evaluated this time, and of training, stay, and means over shifts
-    are of both. Bounds of the encoder's Lipschitz constant are computed only if asked for: large
-    networks take minutes.
+    Rows of splits that are not evaluated this time, and of costs, stay, and means over shifts are
+    of both. Latency may have been measured in turn with other runs, which one alone cannot repeat.
+    Bounds of the encoder's Lipschitz constant are computed only if asked for: large networks take
+    minutes.
     """
     directory = RunDirectory(path)
     recipe, seed, method = load_run(path)
+    kept = directory.rows()
     recipe = with_sets(recipe, shifts, ood)
     fabric = start(recipe.engine)
     fabric.to_device(method)
@@ -185,8 +187,7 @@ def evaluate(
         inputs = data.splits[0].source
         few = list(range(min(LIPSCHITZ_SAMPLES, len(inputs))))
         batch = next(inputs.read([few], fabric.device))
-        found["cost"] |= lipschitz_metrics(method.encoder, batch.x)
-    kept = directory.rows()
+        found["cost"] = lipschitz_metrics(method.encoder, batch.x)
     found |= mean_over_shifts(by_split(kept) | found)
     rows = as_rows(directory.identity(), found)
     new = {(row.split, row.metric) for row in rows}
@@ -223,10 +224,7 @@ def restore(method: Method, directory: RunDirectory) -> None:
 
 def prepare(name: str, method: str, changes: Sequence[str] = ()) -> Recipe:
     """A recipe with the settings of a method and `path=value` changes to them."""
-    recipe = get_recipe(name, method)
-    for change in changes:
-        recipe = override(recipe, change)
-    return recipe
+    return override(get_recipe(name, method), *changes)
 
 
 def default_directory(recipe: Recipe, seed: int) -> Path:
@@ -299,10 +297,17 @@ def measure(
             keep_features(fabric, method, split, directory, size)
             inside = prediction if split.role == "iid" else inside
             found[split.name] = split_metrics(split, prediction, labels, inside)
+    return found
+
+
+def own_cost(
+    fabric: Fabric, recipe: Recipe, method: Method, data: Data, directory: RunDirectory
+) -> dict[str, float]:
+    """Parameters and latency of a run by itself, in turn with an untrained network of ERM."""
     reference = Deterministic(recipe.encoder.build(data.task.input_shape), data.task.num_classes)
     example = next(data.splits[0].source.read([[0]], fabric.device)).x
     fabric.to_device(reference)
-    found["cost"] = cost_metrics(method, reference.eval(), example)
+    found = cost_metrics(method, reference.eval(), example)
     if fabric.is_global_zero:
         directory.add_to_environment(latency_conditions(fabric.device, ["deterministic"]))
     return found

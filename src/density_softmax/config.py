@@ -79,37 +79,67 @@ def from_dict(cls: type[C], values: Mapping[str, Any], path: str = "") -> C:
     if issubclass(cls, Family):
         target = _member(cls, values.pop("kind", None), path)
     hints = typing.get_type_hints(target)
-    names = [field.name for field in dataclasses.fields(target)]
+    fields = dataclasses.fields(target)
+    names = [field.name for field in fields]
     for name in values:
         if name not in names:
             raise ConfigError(_unknown(_join(path, name), name, names))
+    for field in fields:
+        if field.name not in values and not _has_default(field):
+            raise ConfigError(
+                f"{path or target.__name__}: missing '{field.name}'; "
+                f"set {_join(path, field.name)}=value, too"
+            )
     built = {name: _build(hints[name], value, _join(path, name)) for name, value in values.items()}
-    try:
-        return typing.cast(C, target(**built))
-    except TypeError as error:
-        raise ConfigError(f"{path or target.__name__}: {error}") from None
+    return typing.cast(C, target(**built))
 
 
-def override(config: C, assignment: str) -> C:
-    """A copy of `config` with one `path=value` changed, e.g. `method.scale=max`."""
+def override(config: C, *assignments: str) -> C:
+    """A copy of `config` with every `path=value` changed, e.g. `method.scale=max`.
+
+    Their order makes no difference, but that the last value of a path counts: what is set whole
+    is set together with its entries, some of which another kind may require.
+    """
+    changes = dict(map(_read, assignments))
+    for keys in sorted(changes, key=len, reverse=True):
+        if keys[:-1] in changes:
+            changes[keys[:-1]] = _with_entry(changes[keys[:-1]], keys, changes.pop(keys))
+    return typing.cast(C, _changed(config, changes, ""))
+
+
+def _read(assignment: str) -> tuple[tuple[str, ...], Any]:
     path, equals, text = assignment.partition("=")
     if not equals or not path:
         raise ConfigError(f"'{assignment}' is not of the form path=value")
-    return typing.cast(C, _replace(config, path.split("."), text, path))
+    return tuple(path.split(".")), _parse(text)
 
 
-def _replace(config: Any, keys: list[str], text: str, path: str) -> Any:
+def _with_entry(whole: Any, keys: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """What a config is set to, a kind or a dictionary, with one entry set besides."""
+    if isinstance(whole, str):
+        whole = {"kind": whole}
+    if not isinstance(whole, Mapping):
+        raise ConfigError(_no_parts(".".join(keys), keys[-2], whole))
+    return {**whole, keys[-1]: value}
+
+
+def _changed(config: Any, changes: Mapping[tuple[str, ...], Any], path: str) -> Any:
+    """A config with all its changes at once: one alone may not go with what another changes."""
+    hints = typing.get_type_hints(type(config))
     names = [field.name for field in dataclasses.fields(config)]
-    if keys[0] not in names:
-        raise ConfigError(_unknown(path, keys[0], names))
-    old = getattr(config, keys[0])
-    if len(keys) == 1:
-        new = _build(typing.get_type_hints(type(config))[keys[0]], _parse(text), path)
-    elif dataclasses.is_dataclass(old):
-        new = _replace(old, keys[1:], text, path)
-    else:
-        raise ConfigError(f"{path}: '{keys[0]}' is the value {old!r} and has no parts")
-    return dataclasses.replace(config, **{keys[0]: new})
+    new = {}
+    for name in dict.fromkeys(keys[0] for keys in changes):
+        here = _join(path, name)
+        if name not in names:
+            raise ConfigError(_unknown(here, name, names))
+        inner = {keys[1:]: value for keys, value in changes.items() if keys[0] == name}
+        part = getattr(config, name)
+        if () in inner:
+            part = _build(hints[name], inner.pop(()), here)
+        if inner and not dataclasses.is_dataclass(part):
+            raise ConfigError(_no_parts(_join(here, ".".join(min(inner))), name, part))
+        new[name] = _changed(part, inner, here) if inner else part
+    return dataclasses.replace(config, **new)
 
 
 def differences(base: Any, other: Any, path: str = "") -> list[str]:
@@ -130,10 +160,12 @@ def differences(base: Any, other: Any, path: str = "") -> list[str]:
 
 def _has_defaults(config: Any) -> bool:
     """Whether it can be made of its kind alone."""
-    return all(
-        field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        for field in dataclasses.fields(config)
-    )
+    return all(map(_has_default, dataclasses.fields(config)))
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    missing = dataclasses.MISSING
+    return field.default is not missing or field.default_factory is not missing
 
 
 def _without_defaults(value: Any) -> Any:
@@ -209,6 +241,10 @@ def _unknown(path: str, name: Any, known: typing.Iterable[str]) -> str:
     close = difflib.get_close_matches(str(name), known, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"{path}: unknown name '{name}'; {hint}there are: {', '.join(known)}"
+
+
+def _no_parts(path: str, name: str, value: Any) -> str:
+    return f"{path}: '{name}' is the value {value!r} and has no parts"
 
 
 def _join(path: str, name: str) -> str:

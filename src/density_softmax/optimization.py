@@ -38,6 +38,10 @@ class Adam(Optimizer, kind="adam"):
     lr: float = 1e-3
     weight_decay: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse steps uphill."""
+        at_least(self, lr=0, weight_decay=0)
+
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The torch optimizer over `parameters`."""
         parameters = list(parameters)
@@ -57,6 +61,12 @@ class SGD(Optimizer, kind="sgd"):
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse steps uphill, and a look ahead along no momentum."""
+        at_least(self, lr=0, momentum=0, weight_decay=0)
+        if self.nesterov and not self.momentum:
+            raise ConfigError("momentum=0: choose more than 0, or nesterov=false")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The torch optimizer over `parameters`."""
@@ -107,6 +117,10 @@ class Steps(Schedule, kind="steps"):
     ratio: float = 0.2
     warmup_epochs: float = 1.0
     nominal_epochs: int = 200
+
+    def __post_init__(self) -> None:
+        """Refuse rates below zero and a run without length."""
+        at_least(self, ratio=0, warmup_epochs=0, nominal_epochs=1)
 
     def factor(self, epoch: float, epochs: int) -> float:
         """ratio^(milestones passed), times the share of the warm-up that is over."""
@@ -161,5 +175,5 @@ class Descent:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        """Reject counts that count nothing."""
-        at_least(self, epochs=1, batch_size=1, accumulate=1, patience=1)
+        """Reject counts that count nothing, and a norm below zero."""
+        at_least(self, epochs=1, batch_size=1, accumulate=1, clip_norm=0, patience=1)

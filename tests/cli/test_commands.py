@@ -113,7 +113,7 @@ def test_list_names_what_there_is(what, monkeypatch, capsys):
         "recipes": "toy",
         "ablations": "lambda",
         "datasets": "cifar10",
-        "metrics": "ece",
+        "metrics": "cnll, caccuracy, cece",
     }
     assert known[what] in capsys.readouterr().out
 
@@ -131,6 +131,13 @@ BAD_INPUT = {
         "method.representation.epochs=many: expected int",
     ),
     "impossible value": (["train", "toy", "--set", "method.head.epochs=0"], "choose 1 or more"),
+    "no accelerator": (
+        ["train", "toy", "--set", "engine.accelerator=gpuu"],
+        "accelerator='gpuu'`. Available names are: auto, cpu",
+    ),
+    "no precision": (["train", "toy", "--set", "engine.precision=foo"], "Allowed precision values"),
+    "no points": (["train", "toy", "--set", "data.num_points=0"], "choose 1 or more"),
+    "nothing held out": (["train", "toy", "--set", "data.heldout=0"], "choose a fraction between"),
     "no assignment": (["train", "toy", "--set", "method"], "path=value"),
     "no run": (["evaluate", "nowhere"], "not a run directory"),
     "nothing to report": (["report", "nowhere"], "nowhere"),
@@ -146,6 +153,13 @@ def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(case, monkeypatch, 
     error = capsys.readouterr().err.strip()
     assert message in error
     assert len(error.splitlines()) == 1
+    assert not contents(tmp_path)
+
+
+def test_a_seed_that_torch_cannot_take_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "train", "toy", "--seed", 10**20) == 2
+    assert "Invalid value for '--seed'" in capsys.readouterr().err
     assert not contents(tmp_path)
 
 

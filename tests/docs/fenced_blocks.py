@@ -31,7 +31,8 @@ def blocks(page: Path) -> list[Block]:
 def commands(page: Path, program: str) -> Iterator[str]:
     """What begins with `program` in blocks for a shell and in code spans, one line each."""
     shown = [block.text for block in blocks(page) if block.language in ("", "bash")]
-    lines = [line for text in shown for line in text.splitlines()]
+    whole = [re.sub(r"\s*\\\n\s*", " ", text) for text in shown]  # lines that go on are one
+    lines = [line for text in whole for line in text.splitlines()]
     spans = re.findall(r"`([^`]+)`", FENCE.sub("", page.read_text(encoding="utf-8")))
     for line in [*lines, *(" ".join(span.split()) for span in spans)]:
         line = re.split(r" #|\s{3,}", line.strip())[0].removeprefix(".venv/bin/")

@@ -64,6 +64,7 @@ def test_a_failed_cell_is_named_with_its_error_and_the_exit_code_is_1(
     [
         (["tony"], "unknown recipe 'tony'"),
         (["toy", "--methods", "deterministic,x"], "no method 'x'"),
+        (["toy", "--methods", ""], "--methods '' names none: write all"),
         (["toy", "--ablation", "x"], "unknown ablation 'x'; there are: lambda"),
         (["toy", "--set", "data.colour=red"], "unknown name 'colour'"),
         (["toy", "--engine", "ray", "--jobs", "2"], "--jobs 2 is for --engine local"),

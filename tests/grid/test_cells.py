@@ -119,6 +119,16 @@ def test_every_variant_of_an_ablation_is_a_cell_of_its_own(recipe: str, ablation
     assert "default" not in variants
 
 
+def test_a_variant_of_another_kind_is_without_the_entries_of_the_replaced_one() -> None:
+    changes = ("density_softmax.penalty.weight=0.5", "density_softmax.density.descent.epochs=2")
+    cells = plan("toy", ["density_softmax"], 1, OUT, changes=changes, ablation="components")
+    penalties = [to_dict(cell.recipe)["method"]["penalty"] for cell in cells]
+    assert {penalty.get("weight") for penalty in penalties} == {0.5, None}
+    assert {cell.recipe.method.density.descent.epochs for cell in cells} == {2}
+    for cell in cells:
+        assert prepare("toy", "density_softmax", cell.changes) == cell.recipe
+
+
 def test_ablations_cover_all_kinds_and_both_states_of_each_part() -> None:
     for recipe in RECIPES:
         base = prepare(recipe, "density_softmax")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_grid import cells_of, results, run_inline, without_costs
 
-from density_softmax.benchmark import run
+from density_softmax.benchmark import evaluate, run
 from density_softmax.engine.evaluate import CONTENDERS
 from density_softmax.errors import UserError
 from density_softmax.grid.latency import measure_latencies
@@ -111,6 +111,14 @@ def test_latencies_are_those_of_all_methods_in_turn(whole: Path) -> None:
     assert {erm["latency_ratio:1"], erm["latency_ratio:32"]} == {1.0}
     # One measurement stands for all seeds: another way of measuring would blur it.
     assert not any(latencies(place / "rows.csv") for place in second)
+
+
+def test_evaluating_again_leaves_latencies_as_they_are(whole: Path) -> None:
+    for place in whole.glob("density_softmax*/seed*"):
+        kept = [place / "rows.csv", place / "environment.json"]
+        before = latencies(kept[0]), kept[1].read_text()
+        evaluate(place, progress=False)
+        assert (latencies(kept[0]), kept[1].read_text()) == before
 
 
 def test_every_stage_has_its_seconds_and_its_memory(whole: Path) -> None:

@@ -44,6 +44,31 @@ def test_the_variant_is_the_deviation_from_the_recipe(changes, variant):
     assert identify(recipe, seed=0)["variant"] == variant
 
 
+LEAST = {
+    "encoder": {"depth": 0, "width": 1},
+    "engine": {
+        "devices": 1,
+        "num_nodes": 1,
+        "threads": 1,
+        "predict_batch_size": 1,
+        "feature_memory": 0,
+        "checkpoint_seconds": 0,
+    },
+    "method.representation": {"clip_norm": 0},
+    "method.representation.optimizer": {"lr": 0, "weight_decay": 0},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "least"),
+    [(f"{part}.{name}", least) for part, bounds in LEAST.items() for name, least in bounds.items()],
+)
+def test_less_than_the_least_is_refused(path, least):
+    recipe = override(get_recipe("toy"), f"{path}={least}")
+    with pytest.raises(ConfigError, match=f"={least - 1}.*: choose {least} or more"):
+        override(recipe, f"{path}={least - 1}")
+
+
 # Table "hyper-params" of the paper: epochs, batch, rate, λ, density and head epochs, range.
 PAPER = {
     "toy": (100, 128, 1e-4, 1e-2, 300, 1, None),

@@ -33,7 +33,9 @@ def run_benchmark(
     console: Console,
 ) -> bool:
     """Run the grid and print its results; returns whether every cell is finished."""
-    names = choose_methods(recipe, methods or ("density_softmax" if ablation else "all"))
+    if methods is None:
+        methods = "density_softmax" if ablation else "all"
+    names = choose_methods(recipe, methods)
     place = (out or Path("runs") / recipe).absolute()
     cells = plan(recipe, names, num_seeds, place, changes=changes, ablation=ablation)
     finished = run_grid(cells, place, _engine(engine, jobs), console)

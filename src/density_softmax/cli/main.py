@@ -27,6 +27,8 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 console = Console()
 
+LARGEST_SEED = 2**63 - 1  # of torch
+
 # torch and scikit-learn take seconds to import: each command imports what it needs, --help nothing.
 
 
@@ -52,7 +54,9 @@ def train(
     method: Annotated[
         str, typer.Option(help="See `density-softmax list methods`.")
     ] = "density_softmax",
-    seed: Annotated[int, typer.Option(min=0, help="Decides data, weights and batches.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Decides data, weights and batches.")
+    ] = 0,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change an entry of the recipe."),
@@ -200,6 +204,7 @@ def evaluate(
     """Evaluate a finished run again, on the sets of its recipe or on those named.
 
     What was found on other sets stays, and means over corruptions are of all that have been seen.
+    Latency stays as it was measured; `density-softmax latency` measures it again.
 
     For example `density-softmax evaluate runs/digits/sngp/seed0 --ood foreign.npz`
     """

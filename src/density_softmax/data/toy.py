@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from sklearn.datasets import make_moons
 from torch import Tensor
 
+from density_softmax.config import at_least
 from density_softmax.data.base import DataConfig
-from density_softmax.data.sources import ArraySource, hold_out
+from density_softmax.data.sources import ArraySource
+from density_softmax.data.splits import split_off
 from density_softmax.types import Data, Split, Task
 
 __all__ = ["GRID_EXTENT", "GRID_SIZE", "Toy"]
@@ -40,12 +42,16 @@ class Toy(DataConfig, kind="toy"):
     num_points: int = 1000
     heldout: float = 0.2
 
+    def __post_init__(self) -> None:
+        """Refuse a set without points."""
+        at_least(self, num_points=1)
+
     def load(self, seed: int) -> Data:
         """Training, held-out, test and OOD points, and the evaluation grid."""
         # Independent streams: asking for more test points does not change the training points.
         train, test, far = (np.random.default_rng([seed, stream]) for stream in range(3))
         x, y = _tensors(*self._in_domain(train))
-        kept, heldout = hold_out(len(x), self.heldout, seed)
+        kept, heldout = split_off(len(x), self.heldout, seed, self.shape)
         return Data(
             task=Task(class_names=("0", "1"), input_shape=(2,)),
             train=ArraySource(x[kept], y[kept]),

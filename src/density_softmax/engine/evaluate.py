@@ -49,6 +49,7 @@ METRICS = {
     "brier": "squared distance of probabilities from the truth; lower is better",
     "aurc": "area under the risk-coverage curve; lower is better",
     "confidence": "mean of the largest probability",
+    "cnll, caccuracy, cece, ...": "means of these over the types and severities of a shifted set",
     "auroc:SCORE": "out-of-distribution detection by confidence, entropy or epistemic",
     "aupr:SCORE": "average precision of the same, out-of-distribution positive",
     "fpr95:SCORE": "share of in-domain samples flagged when 95 % of the others are",

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 
+from density_softmax.config import ConfigError, at_least
+
 __all__ = ["PLACES", "EngineConfig", "derive_seed", "name_device", "start"]
 
 
@@ -46,6 +48,11 @@ class EngineConfig:
     threads: int | None = _where(None)
     checkpoint_seconds: float = _where(30.0)
 
+    def __post_init__(self) -> None:
+        """Refuse counts that count nothing."""
+        at_least(self, devices=1, num_nodes=1, predict_batch_size=1, threads=1)
+        at_least(self, feature_memory=0, checkpoint_seconds=0)
+
 
 # What may differ between two computations of the same run.
 PLACES = frozenset(f.name for f in fields(EngineConfig) if "place" in f.metadata)
@@ -53,17 +60,25 @@ PLACES = frozenset(f.name for f in fields(EngineConfig) if "place" in f.metadata
 
 def start(config: EngineConfig) -> Fabric:
     """A launched Fabric: from here on there are as many processes as asked for."""
-    fabric = Fabric(
-        accelerator=config.accelerator,
-        devices=config.devices,
-        num_nodes=config.num_nodes,
-        strategy=config.strategy,
-        precision=config.precision,  # type: ignore[arg-type]
-    )
+    fabric = _fabric(config)
     fabric.launch()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     return fabric
+
+
+def _fabric(config: EngineConfig) -> Fabric:
+    """Fabric knows what there is on this machine, and lists it where it refuses a choice."""
+    try:
+        return Fabric(
+            accelerator=config.accelerator,
+            devices=config.devices,
+            num_nodes=config.num_nodes,
+            strategy=config.strategy,
+            precision=config.precision,  # type: ignore[arg-type]
+        )
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"engine: {error}") from None
 
 
 def derive_seed(*keys: int) -> int:

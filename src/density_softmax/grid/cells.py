@@ -109,7 +109,7 @@ def plan(
         for method in methods:
             common = _changes_of(method, changes)
             for variant in _variants(recipe, method, common, ablation):
-                made = (*common, *variant)
+                made = _joined(common, variant)
                 for cell in _run_and_members(_prepare(recipe, method, made), made, seed, out):
                     cells.setdefault(cell.name, cell)  # a variant may be the recipe itself
     return list(cells.values())
@@ -180,6 +180,16 @@ def _changes_of(method: str, changes: Sequence[str]) -> tuple[str, ...]:
         elif owner == method:
             found.append(f"method.{rest}")
     return tuple(found)
+
+
+def _joined(common: Sequence[str], variant: Variant) -> tuple[str, ...]:
+    """The changes common to all cells, but for entries of what the variant sets whole, and its own.
+
+    An entry may be one that another kind does not have.
+    """
+    whole = tuple(f"{change.partition('=')[0]}." for change in variant)
+    kept = (each for each in common if not f"{each.partition('=')[0]}.".startswith(whole))
+    return (*kept, *variant)
 
 
 def _check_owners(changes: Sequence[str], methods: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from density_softmax.config import ConfigError
+from density_softmax.config import ConfigError, at_least
 from density_softmax.nn.backbone import Backbone, BackboneConfig
 
 __all__ = ["ResFFN"]
@@ -28,6 +28,9 @@ class ResFFN(Backbone):
 
         depth: int = 12
         width: int = 128
+
+        def __post_init__(self) -> None:
+            at_least(self, depth=0, width=1)
 
         def build(self, input_shape: tuple[int, ...]) -> ResFFN:
             """A network for vectors of `input_shape`."""
