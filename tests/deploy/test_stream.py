@@ -118,6 +118,36 @@ def test_a_model_without_column_names_reads_all_columns(tmp_path, header):
     np.testing.assert_array_equal(chunk.x, [[1, 2], [3, 4]])
 
 
+@pytest.mark.parametrize("first", ["1,", "oops,2", "nan,nan"])
+def test_a_first_line_with_a_number_is_a_row_however_bad(tmp_path, first):
+    (tmp_path / "rows.csv").write_text(f"{first}\n3,4\n")
+    (chunk,) = read_chunks(tmp_path / "rows.csv", PLAIN, batch_size=10)
+    assert np.isnan(chunk.x[0]).all()
+    np.testing.assert_array_equal(chunk.x[1:], [[3, 4]])
+
+
+@pytest.mark.parametrize("header", ["1,2", "first,second", "width,id,length"])
+def test_a_row_with_too_many_cells_is_flagged(vector_file, tmp_path, header):
+    row = ["-1"] * len(header.split(","))
+    lines = [header, ",".join([*row, "5"]), ",".join(row)]
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    card = ds.Predictor(vector_file).card if "id" in header else PLAIN
+    (chunk,) = read_chunks(tmp_path / "rows.csv", card, batch_size=10)
+    assert np.isnan(chunk.x[-2]).all()
+    assert np.isfinite(chunk.x[-1]).all()
+    assert chunk.notes[-2:] == ["too many cells", ""]
+
+
+def test_predictions_never_replace_their_input(tmp_path):
+    table, link = tmp_path / "rows.csv", tmp_path / "link.csv"
+    table.write_text("1,2\n")
+    link.symlink_to(table)
+    for out in (table, link):
+        with pytest.raises(UserError, match=r"\.csv: is the input, which it would replace"):
+            predict_stream(Fake(), table, out)
+    assert table.read_text() == "1,2\n"
+
+
 def chunk_of(*rows):
     x = np.array(rows, np.float32)
     return Chunk([str(row) for row in range(len(x))], x, [""] * len(x))
