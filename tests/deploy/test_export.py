@@ -157,6 +157,28 @@ def test_a_difference_is_an_error_and_writes_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def timestamps(start):
+    rng, y = np.random.default_rng(0), np.arange(60) % 2
+    return np.c_[start + 200 * y + 50 * rng.standard_normal(60), rng.standard_normal(60)], y
+
+
+def test_a_float64_model_whose_inputs_need_more_digits_is_refused(tmp_path):
+    X, y = timestamps(start=1.7e9)
+    model = ds.DensitySoftmaxClassifier(random_state=0, epochs=5, width=8).fit(X, y).model_
+    for num_rows in (1, 7):
+        with pytest.raises(ParityError, match=r"17000.* becomes 17000.*: subtract a constant"):
+            ds.export(model, tmp_path / "model.pt2", example=X[:num_rows])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_float64_model_of_ordinary_numbers_is_exported_in_float32(tmp_path):
+    X, y = timestamps(start=1.7e4)
+    model = ds.DensitySoftmaxClassifier(random_state=0, epochs=5, width=8).fit(X, y).model_
+    ds.export(model, tmp_path / "model.pt2", example=X[:7])
+    answer = torch.export.load(tmp_path / "model.pt2").module()(torch.tensor(X).float())
+    np.testing.assert_allclose(answer["probs"].detach(), model.predict(X).probs, atol=1e-3)
+
+
 def test_a_declared_sampling_method_says_that_it_cannot_be_exported(tmp_path):
     model = Deterministic(nn.Linear(2, 5), 3)
     model.draws_samples = True

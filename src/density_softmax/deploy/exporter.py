@@ -17,8 +17,8 @@ from density_softmax.data.sources import as_source
 from density_softmax.deploy.artifacts import Artifact, OnnxArtifact, Pt2Artifact
 from density_softmax.deploy.card import Card, Normalisation, thresholds_of
 from density_softmax.deploy.folding import fold_all
-from density_softmax.deploy.graph import Graph, trace
-from density_softmax.deploy.parity import check_flags, check_parity
+from density_softmax.deploy.graph import Graph, as_read, trace
+from density_softmax.deploy.parity import check_flags, check_parity, check_precision
 from density_softmax.deploy.quantization import Change, batches_of, measured_change
 from density_softmax.engine.progress import Bars
 from density_softmax.errors import UserError
@@ -70,7 +70,8 @@ def export(
     The graph takes `x`, a batch of any size, and gives `probs`, `aleatoric` and `epistemic`; rows
     that are not finite are flagged as `Method.predict` flags them. Before the file is written it
     is run at batch sizes 1 and 7: probabilities that differ by more than 1e-5 from the model's
-    own are an error.
+    own are an error. The graph reads float32: a model in float64 whose answers need more digits
+    of its inputs is refused.
 
     Args:
         model: a trained method, also one that `attach` made.
@@ -87,9 +88,10 @@ def export(
     """
     path, held = Path(path), None if heldout is None else as_source(heldout)
     _check_request(model, path, held, quantize)
-    x = _as_batch(example)
-    card = _card(model, x, class_names, normalisation)
-    reference = _reference(model, x)
+    given = _as_batch(example)
+    card = _card(model, given, class_names, normalisation)
+    reference = _reference(model, given)
+    x = as_read(given)
     with Bars(progress) as bars:
         bar = bars.add("export", 4)
         bar.note("fold and trace")
@@ -132,15 +134,17 @@ def _check_request(model: Method, path: Path, heldout: Source | None, quantize: 
 
 
 def _reference(model: Method, x: Tensor) -> Method:
-    """The model on the CPU in float32, shown to answer twice alike."""
-    parameter = next(model.parameters())
+    """The model on the CPU in float32, shown to answer twice alike and as in float64."""
+    parameter, reference = next(model.parameters()), model
     if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
-        model = copy.deepcopy(model).cpu().float()
+        reference = copy.deepcopy(model).cpu().float()
     # A method that was not declared to draw samples may still be built around a model that does.
-    first, second = (model.predict(x[:1], seed=seed).probs for seed in (0, 1))
+    first, second = (reference.predict(x[:1], seed=seed).probs for seed in (0, 1))
     if not torch.allclose(first, second, rtol=0, atol=1e-6):
         raise UserError(_sampling_message(model))
-    return model
+    if parameter.dtype == torch.float64:
+        check_precision(model, reference, x)
+    return reference
 
 
 def _sampling_message(model: Method) -> str:
@@ -155,8 +159,7 @@ def _as_batch(example: Any) -> Tensor:
     x = torch.as_tensor(np.asarray(example) if isinstance(example, list) else example)
     if x.ndim < 2 or len(x) == 0:
         raise UserError(f"example of shape {tuple(x.shape)}: pass a batch of at least one input")
-    x = x.detach().cpu()
-    return x.float() if x.is_floating_point() else x
+    return x.detach().cpu()
 
 
 def _card(
