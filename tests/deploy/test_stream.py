@@ -76,6 +76,25 @@ def test_images_are_decoded_and_cut_as_in_training(folder):
             np.testing.assert_array_equal(np.rint(x * 255), expected)
 
 
+GREY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+
+
+@pytest.mark.parametrize("name", ["deep.png", "deep.tif", "big_endian.tif", "deep.pgm"])
+def test_sixteen_bits_are_scaled_to_eight(tmp_path, name):
+    pixels = GREY.astype(">u2" if name == "big_endian.tif" else np.uint16) * 257
+    Image.fromarray(pixels).save(tmp_path / name)
+    (chunk,) = read_chunks(tmp_path / name, COLOUR, batch_size=10)
+    np.testing.assert_array_equal(np.rint(chunk.x[0] * 255), np.stack([GREY] * 3))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_pixels_of_an_unknown_range_are_a_flagged_row(tmp_path, dtype):
+    Image.fromarray(GREY.astype(dtype)).save(tmp_path / "raw.tif")
+    (chunk,) = read_chunks(tmp_path, COLOUR, batch_size=10)
+    assert np.isnan(chunk.x).all()
+    assert "32 bits have no known range: save it with 8 bits" in chunk.notes[0]
+
+
 def test_a_single_image_is_an_input(folder):
     (chunk,) = read_chunks(folder / "a.png", COLOUR, batch_size=10)
     assert chunk.names == ["a.png"]
