@@ -86,12 +86,12 @@ def export(
             is then needed, too: on it the price is measured. Density, scale and head stay float32.
         progress: draw a progress bar.
     """
-    path, held = Path(path), None if heldout is None else as_source(heldout)
-    _check_request(model, path, held, quantize)
+    path = Path(path)
+    _check_request(model, path, heldout, quantize)
     given = _as_batch(example)
-    card = _card(model, given, class_names, normalisation)
+    x, card = as_read(given), _card(model, given, class_names, normalisation)
+    held, calibration = _source("heldout", heldout, x), _source("quantize", quantize, x)
     reference = _reference(model, given)
-    x = as_read(given)
     with Bars(progress) as bars:
         bar = bars.add("export", 4)
         bar.note("fold and trace")
@@ -102,9 +102,9 @@ def export(
         bar.note("compare with the model")
         parity, change = check_parity(reference, artifact, x), None
         bar.advance()
-        if quantize is not None and held is not None:
+        if calibration is not None and held is not None:
             bar.note("quantise")
-            artifact, change = _quantized(artifact, x, as_source(quantize), held)
+            artifact, change = _quantized(artifact, x, calibration, held)
         bar.advance()
         bar.note("thresholds")
         card = replace(
@@ -117,7 +117,7 @@ def export(
     return Exported(path, card, folded, parity, change)
 
 
-def _check_request(model: Method, path: Path, heldout: Source | None, quantize: Any) -> None:
+def _check_request(model: Method, path: Path, heldout: Any, quantize: Any) -> None:
     if not isinstance(model, Method):
         raise UserError(
             f"a {type(model).__name__} cannot be exported: pass a trained method, such as "
@@ -162,18 +162,35 @@ def _as_batch(example: Any) -> Tensor:
     return x.detach().cpu()
 
 
+def _source(name: str, data: Any, x: Tensor) -> Source | None:
+    """Data whose inputs are like the example x."""
+    if data is None:
+        return None
+    source = as_source(data)
+    first = as_read(next(iter(source.read([[0]], torch.device("cpu")))).x)
+    if first.shape[1:] != x.shape[1:] or first.dtype != x.dtype:
+        raise UserError(
+            f"{name}: inputs of shape {tuple(first.shape[1:])} and type {first.dtype}, but the "
+            f"example has {tuple(x.shape[1:])} and {x.dtype}; pass both as the model reads them"
+        )
+    return source
+
+
 def _card(
     model: Method, x: Tensor, class_names: Sequence[str], normalisation: Mapping[str, Any] | None
 ) -> Card:
-    names = tuple(class_names) or tuple(map(str, range(model.num_classes)))
+    names = tuple(map(str, class_names)) or tuple(map(str, range(model.num_classes)))
     if len(names) != model.num_classes:
         raise UserError(f"{len(names)} class names for {model.num_classes} classes")
+    prepared = Normalisation.of(normalisation) if normalisation else None
+    if prepared is not None:
+        prepared.check_shape(tuple(x.shape[1:]))
     return Card(
         version=__version__,
         method=model.config.kind,
         class_names=names,
         input_shape=tuple(x.shape[1:]),
-        normalisation=Normalisation.of(normalisation) if normalisation else None,
+        normalisation=prepared,
     )
 
 
