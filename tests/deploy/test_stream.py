@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import sys
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -253,6 +255,28 @@ def test_an_old_file_stays_until_the_new_one_is_complete(tmp_path):
         broken_off()
     assert out.read_text() == "old"
     assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("folder.csv", "is a folder; choose"), ("file/out.csv", r"cannot be written \(.*exists")],
+)
+def test_an_output_that_cannot_be_written_is_named_before_the_work(tmp_path, name, message):
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "rows.csv").write_text("1,2\n")
+    model = Fake()
+    with pytest.raises(UserError, match=rf"--out .*{name}: {message}"):
+        predict_stream(model, tmp_path / "rows.csv", tmp_path / name)
+    assert model.largest == 0
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_table_that_cannot_be_opened_is_named(tmp_path, monkeypatch):
+    (tmp_path / "rows.csv").touch()
+    monkeypatch.setattr(Path, "open", Mock(side_effect=PermissionError("denied")))
+    with pytest.raises(UserError, match=r"^[^ ]*rows\.csv: cannot be read \(denied\)"):
+        list(read_chunks(tmp_path / "rows.csv", PLAIN, batch_size=4))
 
 
 def test_without_a_file_csv_goes_to_the_standard_output(monkeypatch):
