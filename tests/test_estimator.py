@@ -155,6 +155,11 @@ def test_a_rate_that_the_held_out_rows_cannot_tell_is_refused(rate, on_moons):
     on_moons.predict(ring(1), abstain=1 / 101)
 
 
+def test_a_rate_that_is_no_number_is_refused(on_moons):
+    with pytest.raises(UserError, match="abstain='a': choose a number"):
+        on_moons.predict(ring(1), abstain="a")
+
+
 # Inputs and labels
 
 
@@ -243,6 +248,12 @@ def test_rows_that_do_not_vary_are_refused():
         ({"epochs": 0}, "epochs=0: choose 1 or more"),
         ({"width": 0}, "width=0: choose 1 or more"),
         ({"gradient_penalty": -1.0}, "weight=-1.0"),
+        ({"width": 2.5}, "width=2.5: choose 1 or more, a whole number"),
+        ({"epochs": 1.5}, "epochs=1.5: choose 1 or more, a whole number"),
+        ({"batch_size": 1.5}, "batch_size=1.5: choose 1 or more, a whole number"),
+        ({"depth": -1}, "depth=-1: choose 0 or more, a whole number"),
+        ({"learning_rate": "a"}, "learning_rate='a': choose a number"),
+        ({"validation_fraction": None}, "validation_fraction=None: choose a number"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(settings, message, moons):
@@ -260,6 +271,16 @@ def test_the_mixture_shares_a_covariance_unless_every_class_has_rows_enough(moon
     own = GaussianMixtureDensity.Config(tied=False)
     classifier = quick(width=64, density=own).fit(X, y)
     assert isinstance(classifier.model_.density, GaussianMixtureDensity)
+
+
+def test_settings_may_be_numbers_of_numpy(moons):
+    plain = {"width": 8, "depth": 1, "epochs": 2, "batch_size": 32, "learning_rate": 0.5}
+    grid = {name: np.array([value])[0] for name, value in plain.items()}
+    grid["learning_rate"] = np.float32(0.5)
+    ours, theirs = (
+        quick(**settings).fit(*moons).predict_proba(moons[0]) for settings in (plain, grid)
+    )
+    np.testing.assert_array_equal(ours, theirs)
 
 
 def test_verbose_draws_bars_and_silence_is_the_default(moons, capsys):

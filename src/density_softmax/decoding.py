@@ -27,12 +27,22 @@ def decode(path: Path, channels: int, height: int, width: int) -> NDArray[np.uin
 
 
 def read_image(path: Path, channels: int) -> Image.Image:
-    """The image in colour (3 channels) or in grey (1)."""
+    """The image in colour (3 channels) or in grey (1), with 8 bits each."""
     try:
         with Image.open(path) as image:
-            return image.convert("RGB" if channels == 3 else "L")
+            return _in_bytes(image).convert("RGB" if channels == 3 else "L")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: cannot be decoded ({error}); replace or delete it") from None
+
+
+def _in_bytes(image: Image.Image) -> Image.Image:
+    """The image with 16 bits per pixel scaled to 8, where Pillow would cut them off at 255."""
+    # Pillow calls 16 bits I as well, in formats that have no more.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("pixels of 32 bits have no known range: save it with 8 bits")
+    return image
 
 
 def central_box(width: int, height: int, aspect: float = 1.0) -> Box:

@@ -6,7 +6,8 @@ import contextlib
 import math
 import threading
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from numbers import Integral
+from typing import Any, SupportsFloat, TypeAlias
 
 import numpy as np
 import torch
@@ -198,27 +199,28 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         return method
 
     def _untrained(self, num_columns: int, class_counts: Indices, seed: int) -> DensitySoftmax:
-        if self.width < 1:
-            raise UserError(f"width={self.width}: choose 1 or more")
+        depth, width = whole("depth", self.depth, 0), whole("width", self.width, 1)
         config = self._config(class_counts)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            encoder = ResFFN(num_columns, self.depth, self.width)
+            encoder = ResFFN(num_columns, depth, width)
             return DensitySoftmax(encoder, len(class_counts), config)
 
     def _config(self, class_counts: Indices) -> DensitySoftmax.Config:
-        num_steps = math.ceil(class_counts.sum() / max(1, self.batch_size))
+        batch_size = whole("batch_size", self.batch_size, 1)
+        num_steps = math.ceil(class_counts.sum() / batch_size)
         epochs = max(MIN_EPOCHS, math.ceil(MIN_STEPS / num_steps))
+        penalty = number("gradient_penalty", self.gradient_penalty)
         return DensitySoftmax.Config(
             # Projections, because the exact norm takes one pass per column.
-            penalty=FrobeniusPenalty.Config(weight=self.gradient_penalty, exact_below=0),
+            penalty=FrobeniusPenalty.Config(weight=penalty, exact_below=0),
             density=self._density_config(class_counts),
             # Tens of held-out rows have too few below their 5 % quantile to judge a decay by.
             scale=QuantileScale.Config(quantile=0.25),
             representation=Descent(
-                epochs=epochs if self.epochs is None else self.epochs,
-                batch_size=self.batch_size,
-                optimizer=Adam(lr=self.learning_rate),
+                epochs=epochs if self.epochs is None else whole("epochs", self.epochs, 1),
+                batch_size=batch_size,
+                optimizer=Adam(lr=number("learning_rate", self.learning_rate)),
                 schedule=OneCycle(),
             ),
             head=None,
@@ -257,7 +259,8 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         """
         num_heldout = len(self.heldout_epistemic_)
         # Rounding must not cost a rate of exactly k / (n + 1).
-        highest = math.floor((num_heldout + 1) * rate + 1e-9) if 0 < rate < 1 else 0
+        share = number("abstain", rate)
+        highest = math.floor((num_heldout + 1) * share + 1e-9) if 0 < share < 1 else 0
         if highest == 0:
             raise UserError(
                 f"abstain={rate}: choose a rate below 1 and of at least 1/{num_heldout + 1}, "
@@ -299,6 +302,20 @@ def calibrate(method: DensitySoftmax, x: Tensor, y: Tensor) -> None:
     scale.finish({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
 
+def whole(name: str, value: Any, least: int) -> int:
+    """A setting that counts something; numpy's numbers, as grids have them, become plain ones."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise UserError(f"{name}={value!r}: choose {least} or more, a whole number")
+    return int(value)
+
+
+def number(name: str, value: Any) -> float:
+    """A setting on a continuous scale."""
+    if not isinstance(value, SupportsFloat):
+        raise UserError(f"{name}={value!r}: choose a number")
+    return float(value)
+
+
 def draw_seed(random_state: int | np.random.RandomState | None) -> int:
     """A number from a scikit-learn `random_state`, without the global generator."""
     fresh = random_state is None
@@ -312,7 +329,7 @@ def hold_out(y: Indices, fraction: float, seed: int) -> tuple[Indices, Indices]:
     The first row of each class, in random order, is for training. The held-out rows are evenly
     spaced among the others, which stand class by class; there are none if there are no others.
     """
-    if not 0 < fraction < 1:
+    if not 0 < number("validation_fraction", fraction) < 1:
         raise UserError(f"validation_fraction={fraction}: choose a share between 0 and 1")
     order = np.lexsort((np.random.default_rng(seed).random(len(y)), y))
     _, first = np.unique(y[order], return_index=True)

@@ -13,11 +13,13 @@ from torch import nn
 
 import density_softmax as ds
 from density_softmax.deploy import exporter
-from density_softmax.deploy.card import FALSE_ALARMS
+from density_softmax.deploy.card import FALSE_ALARMS, Normalisation
 from density_softmax.deploy.parity import TOLERANCE, ParityError, probes
 from density_softmax.deploy.predictor import onnx_session
 from density_softmax.errors import UserError
 from density_softmax.methods import Deterministic
+
+PLAIN = {"kind": "table", "mean": (0.0, 0.0), "std": (1.0, 1.0)}
 
 
 class Noisy(nn.Module):
@@ -157,6 +159,28 @@ def test_a_difference_is_an_error_and_writes_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def timestamps(start):
+    rng, y = np.random.default_rng(0), np.arange(60) % 2
+    return np.c_[start + 200 * y + 50 * rng.standard_normal(60), rng.standard_normal(60)], y
+
+
+def test_a_float64_model_whose_inputs_need_more_digits_is_refused(tmp_path):
+    X, y = timestamps(start=1.7e9)
+    model = ds.DensitySoftmaxClassifier(random_state=0, epochs=5, width=8).fit(X, y).model_
+    for num_rows in (1, 7):
+        with pytest.raises(ParityError, match=r"17000.* becomes 17000.*: subtract a constant"):
+            ds.export(model, tmp_path / "model.pt2", example=X[:num_rows])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_float64_model_of_ordinary_numbers_is_exported_in_float32(tmp_path):
+    X, y = timestamps(start=1.7e4)
+    model = ds.DensitySoftmaxClassifier(random_state=0, epochs=5, width=8).fit(X, y).model_
+    ds.export(model, tmp_path / "model.pt2", example=X[:7])
+    answer = torch.export.load(tmp_path / "model.pt2").module()(torch.tensor(X).float())
+    np.testing.assert_allclose(answer["probs"].detach(), model.predict(X).probs, atol=1e-3)
+
+
 def test_a_declared_sampling_method_says_that_it_cannot_be_exported(tmp_path):
     model = Deterministic(nn.Linear(2, 5), 3)
     model.draws_samples = True
@@ -182,6 +206,24 @@ def test_undeclared_randomness_is_found(tmp_path):
             {"normalisation": {"kind": "images", "mean": (0.0,), "std": (0.0,)}},
             "positive std",
         ),
+        (
+            {"normalisation": {"kind": "table", "mean": 0.5, "std": (1.0,)}},
+            "mean 0.5: pass numbers, one per channel or column",
+        ),
+        (
+            {"normalisation": {"kind": "table", "mean": (0.0,) * 3, "std": (1.0,) * 3}},
+            r"3 mean for inputs of shape \(2,\): pass one per column, 2",
+        ),
+        (
+            {"normalisation": {**PLAIN, "columns": ("a", "b", "c")}},
+            r"3 columns for inputs of shape \(2,\)",
+        ),
+        (
+            {"normalisation": {**PLAIN, "kind": "images"}},
+            r"the model must read \(channels, height, width\)",
+        ),
+        ({"heldout": (draw(4, 3), torch.zeros(4))}, r"heldout: inputs of shape \(3,\)"),
+        ({"heldout": (torch.ones(4, 2).byte(), torch.zeros(4))}, "heldout: .*type torch.uint8"),
         ({"model": nn.Linear(2, 2)}, "a Linear cannot be exported: pass a trained method"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -192,6 +234,38 @@ def test_an_impossible_request_is_refused_before_any_work(tmp_path, monkeypatch,
     request |= {"example": draw(1, 2)} | changes
     with pytest.raises(UserError, match=message):
         ds.export(**request)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("form", [np.float32, torch.tensor])
+def test_a_normalisation_may_be_arrays(tmp_path, form):
+    normalisation = PLAIN | {"mean": form([0.5, 0.25]), "std": form([1.0, 2.0])}
+    model = Deterministic(nn.Linear(2, 5), 3)
+    path = tmp_path / "model.pt2"
+    exported = ds.export(model, path, example=draw(1, 2), normalisation=normalisation)
+    assert exported.card.normalisation == Normalisation("table", (0.5, 0.25), (1.0, 2.0))
+
+
+def test_held_out_data_may_be_in_float64(tmp_path):
+    model, x, y = Deterministic(nn.Linear(2, 5), 3), draw(50, 2), torch.zeros(50).long()
+    thresholds = [
+        ds.export(
+            model,
+            tmp_path / "model.pt2",
+            example=x[:1],
+            heldout=torch.utils.data.TensorDataset(form, y),
+        ).card.thresholds
+        for form in (x, x.double())
+    ]
+    assert thresholds[0] == thresholds[1]
+
+
+def test_thresholds_that_are_no_numbers_are_refused(tmp_path):
+    x = draw(50, 2)
+    x[3, 1] = torch.nan
+    model = Deterministic(nn.Linear(2, 5), 3)
+    with pytest.raises(UserError, match=r"1 of 50 held-out inputs hold a NaN.*leave them out"):
+        ds.export(model, tmp_path / "m.pt2", example=x[:1], heldout=(x, torch.zeros(50)))
     assert not list(tmp_path.iterdir())
 
 

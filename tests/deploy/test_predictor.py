@@ -1,5 +1,6 @@
 """A predictor needs no torch, survives threads, and says what is wrong with a file or an input."""
 
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -123,6 +124,28 @@ def test_images_are_prepared_as_in_training(image_file):
     channels_first = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     expected = ImagePreparation(COLOURS["mean"], COLOURS["std"])(channels_first, None)
     np.testing.assert_array_equal(ds.Predictor(image_file).prepare(pixels), expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [(np.float32, (5, 8, 8, 3)), (np.uint8, (5, 3, 8, 8)), (np.uint8, (8, 8, 3)), (np.uint8, ())],
+    ids=["floats", "channels first", "no batch", "number"],
+)
+def test_images_of_another_form_are_not_prepared(image_file, dtype, shape):
+    message = rf"{dtype.__name__} and shape {re.escape(str(shape))}: .*\(batch, 8, 8, 3\)"
+    with pytest.raises(UserError, match=message):
+        ds.Predictor(image_file).prepare(np.zeros(shape, dtype))
+
+
+def test_rows_of_another_width_are_not_prepared(vector_file):
+    with pytest.raises(UserError, match=r"shape \(4, 3\): .* reads \(batch, 2\)"):
+        ds.Predictor(vector_file).prepare(np.zeros((4, 3)))
+
+
+def test_a_file_for_torch_is_told_from_a_broken_one(tmp_path):
+    (tmp_path / "model.pt2").write_bytes(b"")
+    with pytest.raises(UserError, match=r"model\.pt2: \.pt2 is for torch\.export\.load; .*\.onnx"):
+        ds.Predictor(tmp_path / "model.pt2")
 
 
 def test_tables_are_prepared_as_in_training(vector_file):

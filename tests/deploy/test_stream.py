@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import sys
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -76,6 +78,25 @@ def test_images_are_decoded_and_cut_as_in_training(folder):
             np.testing.assert_array_equal(np.rint(x * 255), expected)
 
 
+GREY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+
+
+@pytest.mark.parametrize("name", ["deep.png", "deep.tif", "big_endian.tif", "deep.pgm"])
+def test_sixteen_bits_are_scaled_to_eight(tmp_path, name):
+    pixels = GREY.astype(">u2" if name == "big_endian.tif" else np.uint16) * 257
+    Image.fromarray(pixels).save(tmp_path / name)
+    (chunk,) = read_chunks(tmp_path / name, COLOUR, batch_size=10)
+    np.testing.assert_array_equal(np.rint(chunk.x[0] * 255), np.stack([GREY] * 3))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_pixels_of_an_unknown_range_are_a_flagged_row(tmp_path, dtype):
+    Image.fromarray(GREY.astype(dtype)).save(tmp_path / "raw.tif")
+    (chunk,) = read_chunks(tmp_path, COLOUR, batch_size=10)
+    assert np.isnan(chunk.x).all()
+    assert "32 bits have no known range: save it with 8 bits" in chunk.notes[0]
+
+
 def test_a_single_image_is_an_input(folder):
     (chunk,) = read_chunks(folder / "a.png", COLOUR, batch_size=10)
     assert chunk.names == ["a.png"]
@@ -116,6 +137,36 @@ def test_a_model_without_column_names_reads_all_columns(tmp_path, header):
     (tmp_path / "rows.csv").write_text(f"{header}1,2\n3,4\n")
     (chunk,) = read_chunks(tmp_path / "rows.csv", PLAIN, batch_size=10)
     np.testing.assert_array_equal(chunk.x, [[1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize("first", ["1,", "oops,2", "nan,nan"])
+def test_a_first_line_with_a_number_is_a_row_however_bad(tmp_path, first):
+    (tmp_path / "rows.csv").write_text(f"{first}\n3,4\n")
+    (chunk,) = read_chunks(tmp_path / "rows.csv", PLAIN, batch_size=10)
+    assert np.isnan(chunk.x[0]).all()
+    np.testing.assert_array_equal(chunk.x[1:], [[3, 4]])
+
+
+@pytest.mark.parametrize("header", ["1,2", "first,second", "width,id,length"])
+def test_a_row_with_too_many_cells_is_flagged(vector_file, tmp_path, header):
+    row = ["-1"] * len(header.split(","))
+    lines = [header, ",".join([*row, "5"]), ",".join(row)]
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    card = ds.Predictor(vector_file).card if "id" in header else PLAIN
+    (chunk,) = read_chunks(tmp_path / "rows.csv", card, batch_size=10)
+    assert np.isnan(chunk.x[-2]).all()
+    assert np.isfinite(chunk.x[-1]).all()
+    assert chunk.notes[-2:] == ["too many cells", ""]
+
+
+def test_predictions_never_replace_their_input(tmp_path):
+    table, link = tmp_path / "rows.csv", tmp_path / "link.csv"
+    table.write_text("1,2\n")
+    link.symlink_to(table)
+    for out in (table, link):
+        with pytest.raises(UserError, match=r"\.csv: is the input, which it would replace"):
+            predict_stream(Fake(), table, out)
+    assert table.read_text() == "1,2\n"
 
 
 def chunk_of(*rows):
@@ -204,6 +255,28 @@ def test_an_old_file_stays_until_the_new_one_is_complete(tmp_path):
         broken_off()
     assert out.read_text() == "old"
     assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("folder.csv", "is a folder; choose"), ("file/out.csv", r"cannot be written \(.*exists")],
+)
+def test_an_output_that_cannot_be_written_is_named_before_the_work(tmp_path, name, message):
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "rows.csv").write_text("1,2\n")
+    model = Fake()
+    with pytest.raises(UserError, match=rf"--out .*{name}: {message}"):
+        predict_stream(model, tmp_path / "rows.csv", tmp_path / name)
+    assert model.largest == 0
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_table_that_cannot_be_opened_is_named(tmp_path, monkeypatch):
+    (tmp_path / "rows.csv").touch()
+    monkeypatch.setattr(Path, "open", Mock(side_effect=PermissionError("denied")))
+    with pytest.raises(UserError, match=r"^[^ ]*rows\.csv: cannot be read \(denied\)"):
+        list(read_chunks(tmp_path / "rows.csv", PLAIN, batch_size=4))
 
 
 def test_without_a_file_csv_goes_to_the_standard_output(monkeypatch):

@@ -43,8 +43,8 @@ class Normalisation:
                 f"normalisation has {', '.join(values) or 'nothing'}: it needs kind, mean and "
                 "std, and may have columns"
             )
-        parts = {name: tuple(values.get(name, ())) for name in ("mean", "std", "columns")}
-        normalisation = cls(values["kind"], **parts)
+        mean, std = (_numbers(name, values[name]) for name in ("mean", "std"))
+        normalisation = cls(values["kind"], mean, std, tuple(values.get("columns", ())))
         normalisation.check()
         return normalisation
 
@@ -52,11 +52,27 @@ class Normalisation:
         """Raise if this cannot be a normalisation."""
         if self.kind not in ("images", "table"):
             raise UserError(f"normalisation kind '{self.kind}': choose images or table")
-        if len(self.mean) != len(self.std) or min(self.std, default=0.0) <= 0:
+        finite = np.isfinite((*self.mean, *self.std)).all()
+        if len(self.mean) != len(self.std) or not finite or min(self.std, default=0.0) <= 0:
             raise UserError(
                 f"normalisation with mean {self.mean} and std {self.std}: "
-                "as many positive std as mean are needed"
+                "as many positive std as mean are needed, all finite"
             )
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raise if inputs of this shape, without the batch, cannot be normalised so."""
+        if self.kind == "images" and len(shape) != 3:
+            raise UserError(
+                f"normalisation of images for inputs of shape {shape}: the model must read "
+                "(channels, height, width)"
+            )
+        number, what = (shape[0], "channel") if self.kind == "images" else (shape[-1], "column")
+        for name, values in (("mean", self.mean), ("std", self.std), ("columns", self.columns)):
+            if len(values) != number and (values or name != "columns"):
+                raise UserError(
+                    f"normalisation has {len(values)} {name} for inputs of shape {shape}: "
+                    f"pass one per {what}, {number}"
+                )
 
     def __call__(self, raw: NDArray[Any]) -> NDArray[np.float32]:
         """What the network reads: (x/255 − mean)/std of images, (x − mean)/std of tables.
@@ -143,7 +159,24 @@ class Card:
 def thresholds_of(epistemic: Sequence[float] | NDArray[Any]) -> dict[float, float]:
     """The smallest values that at most 1 %, 5 % and 10 % of held-out inputs exceed."""
     values = np.asarray(epistemic, dtype=np.float64)
-    return {
+    found = {
         share: float(np.quantile(values, 1 - share, method="inverted_cdf"))
         for share in FALSE_ALARMS
     }
+    if not np.isfinite(list(found.values())).all():
+        number = (~np.isfinite(values)).sum()
+        raise UserError(
+            f"{number} of {len(values)} held-out inputs hold a NaN or are too far away to compute "
+            "with, too many for thresholds: leave them out of the held-out data"
+        )
+    return found
+
+
+def _numbers(name: str, values: Any) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, values))
+    except (TypeError, ValueError):
+        raise UserError(
+            f"normalisation with {name} {values!r}: pass numbers, one per channel or column, "
+            "such as (0.5,)"
+        ) from None

@@ -17,8 +17,8 @@ from density_softmax.data.sources import as_source
 from density_softmax.deploy.artifacts import Artifact, OnnxArtifact, Pt2Artifact
 from density_softmax.deploy.card import Card, Normalisation, thresholds_of
 from density_softmax.deploy.folding import fold_all
-from density_softmax.deploy.graph import Graph, trace
-from density_softmax.deploy.parity import check_flags, check_parity
+from density_softmax.deploy.graph import Graph, as_read, trace
+from density_softmax.deploy.parity import check_flags, check_parity, check_precision
 from density_softmax.deploy.quantization import Change, batches_of, measured_change
 from density_softmax.engine.progress import Bars
 from density_softmax.errors import UserError
@@ -70,7 +70,8 @@ def export(
     The graph takes `x`, a batch of any size, and gives `probs`, `aleatoric` and `epistemic`; rows
     that are not finite are flagged as `Method.predict` flags them. Before the file is written it
     is run at batch sizes 1 and 7: probabilities that differ by more than 1e-5 from the model's
-    own are an error.
+    own are an error. The graph reads float32: a model in float64 whose answers need more digits
+    of its inputs is refused.
 
     Args:
         model: a trained method, also one that `attach` made.
@@ -85,11 +86,12 @@ def export(
             is then needed, too: on it the price is measured. Density, scale and head stay float32.
         progress: draw a progress bar.
     """
-    path, held = Path(path), None if heldout is None else as_source(heldout)
-    _check_request(model, path, held, quantize)
-    x = _as_batch(example)
-    card = _card(model, x, class_names, normalisation)
-    reference = _reference(model, x)
+    path = Path(path)
+    _check_request(model, path, heldout, quantize)
+    given = _as_batch(example)
+    x, card = as_read(given), _card(model, given, class_names, normalisation)
+    held, calibration = _source("heldout", heldout, x), _source("quantize", quantize, x)
+    reference = _reference(model, given)
     with Bars(progress) as bars:
         bar = bars.add("export", 4)
         bar.note("fold and trace")
@@ -100,9 +102,9 @@ def export(
         bar.note("compare with the model")
         parity, change = check_parity(reference, artifact, x), None
         bar.advance()
-        if quantize is not None and held is not None:
+        if calibration is not None and held is not None:
             bar.note("quantise")
-            artifact, change = _quantized(artifact, x, as_source(quantize), held)
+            artifact, change = _quantized(artifact, x, calibration, held)
         bar.advance()
         bar.note("thresholds")
         card = replace(
@@ -115,7 +117,7 @@ def export(
     return Exported(path, card, folded, parity, change)
 
 
-def _check_request(model: Method, path: Path, heldout: Source | None, quantize: Any) -> None:
+def _check_request(model: Method, path: Path, heldout: Any, quantize: Any) -> None:
     if not isinstance(model, Method):
         raise UserError(
             f"a {type(model).__name__} cannot be exported: pass a trained method, such as "
@@ -132,15 +134,17 @@ def _check_request(model: Method, path: Path, heldout: Source | None, quantize: 
 
 
 def _reference(model: Method, x: Tensor) -> Method:
-    """The model on the CPU in float32, shown to answer twice alike."""
-    parameter = next(model.parameters())
+    """The model on the CPU in float32, shown to answer twice alike and as in float64."""
+    parameter, reference = next(model.parameters()), model
     if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
-        model = copy.deepcopy(model).cpu().float()
+        reference = copy.deepcopy(model).cpu().float()
     # A method that was not declared to draw samples may still be built around a model that does.
-    first, second = (model.predict(x[:1], seed=seed).probs for seed in (0, 1))
+    first, second = (reference.predict(x[:1], seed=seed).probs for seed in (0, 1))
     if not torch.allclose(first, second, rtol=0, atol=1e-6):
         raise UserError(_sampling_message(model))
-    return model
+    if parameter.dtype == torch.float64:
+        check_precision(model, reference, x)
+    return reference
 
 
 def _sampling_message(model: Method) -> str:
@@ -155,22 +159,38 @@ def _as_batch(example: Any) -> Tensor:
     x = torch.as_tensor(np.asarray(example) if isinstance(example, list) else example)
     if x.ndim < 2 or len(x) == 0:
         raise UserError(f"example of shape {tuple(x.shape)}: pass a batch of at least one input")
-    x = x.detach().cpu()
-    return x.float() if x.is_floating_point() else x
+    return x.detach().cpu()
+
+
+def _source(name: str, data: Any, x: Tensor) -> Source | None:
+    """Data whose inputs are like the example x."""
+    if data is None:
+        return None
+    source = as_source(data)
+    first = as_read(next(iter(source.read([[0]], torch.device("cpu")))).x)
+    if first.shape[1:] != x.shape[1:] or first.dtype != x.dtype:
+        raise UserError(
+            f"{name}: inputs of shape {tuple(first.shape[1:])} and type {first.dtype}, but the "
+            f"example has {tuple(x.shape[1:])} and {x.dtype}; pass both as the model reads them"
+        )
+    return source
 
 
 def _card(
     model: Method, x: Tensor, class_names: Sequence[str], normalisation: Mapping[str, Any] | None
 ) -> Card:
-    names = tuple(class_names) or tuple(map(str, range(model.num_classes)))
+    names = tuple(map(str, class_names)) or tuple(map(str, range(model.num_classes)))
     if len(names) != model.num_classes:
         raise UserError(f"{len(names)} class names for {model.num_classes} classes")
+    prepared = Normalisation.of(normalisation) if normalisation else None
+    if prepared is not None:
+        prepared.check_shape(tuple(x.shape[1:]))
     return Card(
         version=__version__,
         method=model.config.kind,
         class_names=names,
         input_shape=tuple(x.shape[1:]),
-        normalisation=Normalisation.of(normalisation) if normalisation else None,
+        normalisation=prepared,
     )
 
 

@@ -16,7 +16,7 @@ from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.types import Prediction
 
-__all__ = ["Graph", "to_onnx", "trace"]
+__all__ = ["Graph", "as_read", "to_onnx", "trace"]
 
 
 @final
@@ -30,6 +30,11 @@ class Graph(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """`probs`, `aleatoric` and `epistemic`."""
         return self.method.guarded(x)._asdict()
+
+
+def as_read(x: Tensor) -> Tensor:
+    """Inputs in the type that graphs read: float32, or whole numbers as they are."""
+    return x.float() if x.is_floating_point() else x
 
 
 @torch.no_grad()

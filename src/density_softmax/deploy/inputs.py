@@ -188,40 +188,45 @@ def _table_chunks(path: Path, card: Card, batch_size: int) -> Iterator[Chunk]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             filled = (line for line in csv.reader(file) if line)
-            places, lines = _places(filled, card, path)
+            places, width, lines = _places(filled, card, path)
             for batch in _batches(lines, batch_size):
-                rows = [_numbers(line, places) for line in batch]
+                rows = [_numbers(line, places, width) for line in batch]
                 x = np.array([numbers for numbers, _ in rows], np.float64)
                 names = [str(first + row) for row in range(len(rows))]
                 first += len(rows)
                 yield Chunk(names, _prepared(x, card, path), [note for _, note in rows])
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a .csv file in UTF-8 ({error})") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error})") from None
     if not first:
         raise DataError(f"{path}: holds no rows")
 
 
 def _places(
     lines: Iterator[list[str]], card: Card, path: Path
-) -> tuple[list[int], Iterator[list[str]]]:
-    """Where in a line the model's columns are, and the lines that hold values.
+) -> tuple[list[int], int, Iterator[list[str]]]:
+    """Where in a line the model's columns are, how many cells it has, and the lines of values.
 
     A model that knows the names of its columns needs a first line that names them, in any order
-    and among others. One that does not reads all columns; the first line may name them.
+    and among others. One that does not reads all columns; a first line without any number names
+    them.
     """
-    header = [cell.strip() for cell in next(lines, [])]
+    first = [cell.strip() for cell in next(lines, [])]
+    width = len(first)
     columns = card.normalisation.columns if card.normalisation is not None else ()
     if columns:
-        if missing := [name for name in columns if header.count(name) != 1]:
+        if missing := [name for name in columns if first.count(name) != 1]:
             raise DataError(
                 f"{path}: line 1 must name each column of the model once; "
-                f"'{missing[0]}' is not among {', '.join(header) or 'nothing'}"
+                f"'{missing[0]}' is not among {', '.join(first) or 'nothing'}"
             )
-        return [header.index(name) for name in columns], lines
-    if len(header) != card.input_shape[0]:
-        raise DataError(f"{path}: {len(header)} columns, but the model reads {card.input_shape[0]}")
-    _, note = _numbers(header, range(len(header)))
-    return list(range(len(header))), lines if note else _chained(header, lines)
+        return [first.index(name) for name in columns], width, lines
+    if width != card.input_shape[0]:
+        raise DataError(f"{path}: {width} columns, but the model reads {card.input_shape[0]}")
+    # One bad cell does not make a header of a row of numbers.
+    named = all(_numbers([cell], [0], 1)[1] for cell in first)
+    return list(range(width)), width, lines if named else _chained(first, lines)
 
 
 def _chained(first: list[str], lines: Iterator[list[str]]) -> Iterator[list[str]]:
@@ -229,13 +234,15 @@ def _chained(first: list[str], lines: Iterator[list[str]]) -> Iterator[list[str]
     yield from lines
 
 
-def _numbers(line: Sequence[str], places: Sequence[int]) -> tuple[list[float], str]:
-    """The numbers of a line, or NaN and a note."""
-    try:
-        return [float(line[place]) for place in places], ""
-    except (ValueError, IndexError) as error:
-        note = "too few cells" if isinstance(error, IndexError) else str(error)
-        return [float("nan")] * len(places), note
+def _numbers(line: Sequence[str], places: Sequence[int], width: int) -> tuple[list[float], str]:
+    """The numbers at these places of a line of `width` cells, or NaN and a note."""
+    note = "too many cells"
+    if len(line) <= width:
+        try:
+            return [float(line[place]) for place in places], ""
+        except (ValueError, IndexError) as error:
+            note = "too few cells" if isinstance(error, IndexError) else str(error)
+    return [float("nan")] * len(places), note
 
 
 def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

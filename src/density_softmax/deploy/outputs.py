@@ -118,11 +118,25 @@ def open_output(path: Path | None) -> Iterator[Writer]:
         return
     if path.suffix not in (".csv", ".jsonl", ".parquet"):
         raise UserError(f"--out {path}: choose a name that ends in .csv, .jsonl or .parquet")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    if path.is_dir():
+        raise UserError(f"--out {path}: is a folder; choose the name of a file")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _writer(part, path.suffix) as writer:
+        with _replacing(path) as part, _writer(part, path.suffix) as writer:
             yield writer
+    # Inputs that cannot be read are DataErrors: what remains is about the output.
+    except OSError as error:
+        raise UserError(
+            f"--out {path}: cannot be written ({error}); free some space or choose another place"
+        ) from None
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write in place of `path`: it takes that name once complete, or vanishes."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield part
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

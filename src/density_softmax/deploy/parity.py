@@ -11,7 +11,15 @@ from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.types import Prediction
 
-__all__ = ["BATCH_SIZES", "TOLERANCE", "ParityError", "check_flags", "check_parity", "probes"]
+__all__ = [
+    "BATCH_SIZES",
+    "TOLERANCE",
+    "ParityError",
+    "check_flags",
+    "check_parity",
+    "check_precision",
+    "probes",
+]
 
 BATCH_SIZES = (1, 7)
 # Of a probability.
@@ -19,10 +27,42 @@ TOLERANCE = 1e-5
 # Of an uncertainty, relative: a log density is hundreds of nats of float32 and gains nothing from
 # more digits.
 RELATIVE_TOLERANCE = 1e-3
+# Of a probability, and of an epistemic uncertainty, relative: what the digits that float32 drops
+# may change in a float64 model. A step of float32 in a column of ordinary numbers changes far less.
+ROUNDING, RELATIVE_ROUNDING = 1e-3, 1e-2
 
 
 class ParityError(UserError):
     """An exported model answers differently from the model it was made of."""
+
+
+def check_precision(method: Method, single: Method, example: Tensor) -> None:
+    """`single`, in float32, says what `method` says in float64; if not, an error."""
+    exact = method.predict(example)
+    for x in _neighbours(example):
+        rounded = single.predict(x)
+        change = _difference(exact.probs.cpu(), rounded.probs)
+        expected = exact.epistemic.cpu().to(rounded.epistemic)
+        near = expected.isclose(rounded.epistemic, RELATIVE_ROUNDING, RELATIVE_ROUNDING)
+        if change > ROUNDING or not near.all():
+            number = example.flatten()[(example - example.float()).abs().argmax()]
+            raise ParityError(
+                f"an exported model reads float32, in which {number:.12g} becomes "
+                f"{number.float():.12g}, and that changes what this model says: subtract a "
+                "constant from such columns, or standardise them, before training; "
+                "nothing was written"
+            )
+
+
+def _neighbours(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x in float32, and with its rounded numbers a step lower and higher.
+
+    One row may be rounded by little where others like it are not.
+    """
+    nearest = x.float()
+    steps = (nearest.nextafter(torch.tensor(sign * torch.inf)) for sign in (-1, 1))
+    lower, higher = (nearest.where(nearest == x, step) for step in steps)
+    return lower, nearest, higher
 
 
 def check_parity(method: Method, artifact: Artifact, example: Tensor) -> dict[int, float]:

@@ -47,6 +47,10 @@ class Predictor:
 
     def __init__(self, path: str | Path, threads: int = 0) -> None:
         self.path = Path(path)
+        if self.path.suffix == ".pt2":
+            raise UserError(
+                f"{path}: .pt2 is for torch.export.load; export to a name that ends in .onnx"
+            )
         if not self.path.is_file():
             raise UserError(f"{path}: no such file; make it with density_softmax.export")
         self._session = onnx_session(self.path, threads, name=str(path))
@@ -83,8 +87,8 @@ class Predictor:
             )
         raw = np.asarray(raw)
         if self.card.normalisation.kind == "images":
-            raw = raw[..., None] if raw.ndim == 3 else raw
-            raw = np.moveaxis(raw, -1, 1)
+            raw = self._channels_first(raw)
+        self._check_shape(raw)
         return self.card.normalisation(raw)
 
     def unknown(self, answer: Answer, false_alarms: float = 0.05) -> NDArray[np.bool_]:
@@ -97,12 +101,29 @@ class Predictor:
             raise UserError(f"{self.path}: has no thresholds; export with heldout=, or from a run")
         return answer.epistemic > threshold
 
-    def _checked(self, x: NDArray[Any]) -> NDArray[Any]:
+    def _channels_first(self, images: NDArray[Any]) -> NDArray[Any]:
+        """Bytes (batch, channels, height, width) from such with channels last, or grey ones."""
+        channels, *size = self.card.input_shape
+        if channels == 1 and images.shape[1:] == (*size,):
+            images = images[..., None]
+        if images.dtype != np.uint8 or images.shape[1:] != (*size, channels):
+            raise UserError(
+                f"images of type {images.dtype} and shape {images.shape}: {self.path} prepares "
+                f"uint8 of shape (batch, {', '.join(map(str, (*size, channels)))}); "
+                "np.uint8(np.rint(255 * x)) makes them of numbers between 0 and 1, "
+                "x.transpose(0, 2, 3, 1) puts channels last, x[None] is a batch of one"
+            )
+        return np.moveaxis(images, -1, 1)
+
+    def _check_shape(self, x: NDArray[Any]) -> None:
         if x.shape[1:] != self.card.input_shape or x.ndim == 0:
             raise UserError(
                 f"inputs of shape {x.shape}: {self.path} reads (batch, "
                 f"{', '.join(map(str, self.card.input_shape))})"
             )
+
+    def _checked(self, x: NDArray[Any]) -> NDArray[Any]:
+        self._check_shape(x)
         wanted = DTYPES[self._input.type]
         if x.dtype == np.uint8 and wanted != np.uint8:
             raise UserError("inputs are bytes: turn them into what the network reads by prepare()")

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from density_softmax import metrics
+from density_softmax.deploy.graph import as_read
 from density_softmax.deploy.predictor import Answer
 from density_softmax.errors import UserError
 from density_softmax.types import Source
@@ -150,7 +151,7 @@ def batches_of(
     chosen = range(len(source)) if rows is None else rows
     batches = [chosen[i : i + BATCH_SIZE] for i in range(0, len(chosen), BATCH_SIZE)]
     for x, y in source.read(batches, torch.device("cpu")):
-        yield x.numpy(), y
+        yield as_read(x).numpy(), y
 
 
 def _scope(node: Any) -> set[str]:

@@ -16,6 +16,7 @@ from density_softmax.deploy.card import Card
 from density_softmax.deploy.inputs import Chunk, read_chunks
 from density_softmax.deploy.outputs import Flag, Record, open_output
 from density_softmax.deploy.predictor import Answer
+from density_softmax.errors import UserError
 
 __all__ = ["Served", "Throughput", "predict_stream", "records"]
 
@@ -59,6 +60,8 @@ def predict_stream(
     report: Callable[[Throughput], None] = lambda throughput: None,
 ) -> Throughput:
     """Predict everything at `path` and write a record for each input; returns the throughput."""
+    if out is not None and out.exists() and path.exists() and out.samefile(path):
+        raise UserError(f"--out {out}: is the input, which it would replace; choose another name")
     threshold = model.card.threshold(false_alarms)
     chunks = read_chunks(path, model.card, batch_size, workers)
     flags: Counter[str] = Counter()
