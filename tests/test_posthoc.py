@@ -1,6 +1,7 @@
 """Attaching uncertainty to models that are trained already."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import density_softmax as ds
 from density_softmax.errors import UserError
 from density_softmax.methods import DensitySoftmax
 from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
-from density_softmax.nn.reading import pooled
+from density_softmax.nn.reading import LayerReader, pooled
 from density_softmax.optimization import Adam, Descent
 from density_softmax.recipes.closed_form import closed_form
 
@@ -135,6 +136,68 @@ def test_unknown_layers_and_heads_are_answered_with_those_there_are(model):
         attached(model, ["layer9"])
 
 
+class Keyword(Perceptron):
+    def forward(self, x):
+        return self.fc(input=self.hidden(x))
+
+
+def test_a_head_that_is_called_by_keyword_is_refused():
+    with pytest.raises(UserError, match=r"calls its layer 'fc' by keyword: call it as fc\(z\)"):
+        attached(Keyword().eval())
+
+
+class Auxiliary(Perceptron):
+    """With a layer that training alone calls, and one that returns no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.auxiliary, self.named = nn.Linear(5, 2), Named()
+
+    def forward(self, x):
+        if self.training:
+            self.auxiliary(x)
+        return self.fc(self.named(self.hidden(x))["h"])
+
+
+class Named(nn.Module):
+    def forward(self, h):
+        return {"h": h}
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (["auxiliary"], "does not call its layer 'auxiliary' when it predicts"),
+        (["named"], "the layer 'named' returns a dict"),
+        (["hidden", "hidden"], "the layer 'hidden' is named twice"),
+    ],
+)
+def test_layers_that_cannot_be_read_are_refused_by_name(layers, message):
+    with pytest.raises(UserError, match=message):
+        attached(Auxiliary().eval(), layers)
+
+
+def num_hooks(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_the_model_is_left_without_hooks(model):
+    for layers in (model.layers, (), model.layers):
+        attached(model, layers).predict(data(model, 2, 3)[0])
+    with pytest.raises(UserError):
+        attached(model, ["layer9"])
+    assert num_hooks(model) == 0
+
+
+def test_calls_of_the_model_itself_are_not_kept(model):
+    method = attached(model, model.layers)
+    x, _ = data(model, 16, 3)
+    expected = method.predict(x)
+    model(x)
+    assert same(copy.deepcopy(method).predict(x), expected)
+    assert same(pickle.loads(pickle.dumps(method)).predict(x), expected)
+
+
 def same(first, second):
     return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(first, second, strict=True))
 
@@ -220,6 +283,32 @@ def test_pooling_reads_mean_and_log_deviation_of_every_channel():
         assert torch.allclose(log_deviation.exp(), h.std(positions, correction=0), atol=1e-5)
     (vector,) = pooled(tokens[:, 0])
     assert torch.equal(vector, tokens[:, 0])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv1d(3, 4, 3),
+        nn.AvgPool1d(2),
+        nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout()),
+    ],
+    ids=["convolution", "pool", "sequence"],
+)
+def test_channels_of_a_signal_come_before_its_positions(layer):
+    layer.eval()
+    network = nn.Sequential(layer, nn.Flatten())
+    reader = LayerReader(network, ("0",))
+    x = torch.randn(2, 3, 9)
+    network(x)
+    mean, _ = reader.take()
+    assert torch.allclose(mean, layer(x).mean(2), atol=1e-5)
+
+
+def test_what_follows_in_place_does_not_change_what_is_read():
+    network = nn.Sequential(nn.Linear(5, 4), nn.ReLU(inplace=True))
+    reader, x = LayerReader(network, ("0",)), torch.randn(8, 5)
+    network(x)
+    assert torch.equal(reader.take()[0], network[0](x))
 
 
 @pytest.mark.parametrize("contrast", [0.3, 2.0])
