@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -208,6 +209,32 @@ def test_saved_and_loaded_it_says_the_same(model, tmp_path):
     method.save(tmp_path / "model.safetensors")
     fresh = ds.Headless(type(model)(), "fc")
     assert same(ds.load(tmp_path / "model.safetensors", fresh).predict(x), method.predict(x))
+
+
+def test_a_head_without_bias_is_saved_and_loaded(tmp_path):
+    torch.manual_seed(0)
+    first, second = (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3, bias=False)) for _ in range(2))
+    x = torch.randn(90, 5)
+    sets = {"train": (x, torch.arange(90) % 3), "calibration": (x, torch.arange(90) % 3)}
+    method = ds.attach(first, head="1", **sets, engine=ENGINE, progress=False)
+    method.save(tmp_path / "model.safetensors")
+    assert same(
+        ds.load(tmp_path / "model.safetensors", ds.Headless(second, "1")).predict(x),
+        method.predict(x),
+    )
+
+
+def test_threads_and_plain_calls_of_the_model_get_their_own_answers(model):
+    method = attached(model, model.layers)
+    xs = [data(model, 5 + number % 3, number)[0] for number in range(60)]
+    expected = [(method.predict(x), model(x)) for x in xs]
+    calls = [call for x in xs for call in ((method.predict, x), (method, x), (model, x))]
+    with ThreadPoolExecutor(4) as threads, torch.no_grad():
+        found = iter(list(threads.map(lambda call: call[0](call[1]), calls)))
+    for prediction, answer in expected:
+        assert same(next(found), prediction)
+        assert same(next(found), prediction)
+        assert torch.allclose(next(found), answer, atol=1e-6)
 
 
 def test_a_copy_says_the_same_and_reads_its_own_layers(model):
