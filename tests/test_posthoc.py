@@ -3,6 +3,7 @@
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -137,6 +138,88 @@ def test_unknown_layers_and_heads_are_answered_with_those_there_are(model):
         attached(model, ["layer9"])
 
 
+class Narrow(Perceptron):
+    """With as many features as classes in a layer that is not its head."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.middle, self.fc, self.after = nn.Linear(16, 3), nn.Linear(3, 3), after
+
+    def forward(self, x):
+        return self.after(self.fc(self.middle(self.hidden(x))))
+
+
+class Negated(nn.Module):
+    def forward(self, logits):
+        return -logits
+
+
+class Output(nn.Module):
+    """As models of language return it."""
+
+    def forward(self, logits):
+        return SimpleNamespace(logits=logits)
+
+
+def attach_with_head(model, head):
+    x = torch.randn(90, 5)
+    sets = {"train": (x, torch.arange(90) % 3), "calibration": (x, torch.arange(90) % 3)}
+    return ds.attach(model, head=head, **sets, engine=ENGINE, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("after", "head", "difference"),
+    [
+        (nn.Identity(), "middle", "the model orders the classes otherwise"),
+        (Negated(), "fc", "the model orders the classes otherwise"),
+        (nn.Sequential(Negated(), Output()), "fc", "the model orders the classes otherwise"),
+        (nn.Identity(), "hidden.0", r"it gives shape \(1, 16\), the model \(1, 3\)"),
+    ],
+    ids=["wrong layer", "negated", "negated logits", "wrong shape"],
+)
+def test_a_head_that_does_not_decide_the_classes_is_refused(after, head, difference):
+    torch.manual_seed(0)
+    expected = rf"'{head}' is not the model's last layer: {difference}; linear .*: hidden\.0, .*fc"
+    with pytest.raises(UserError, match=expected):
+        attach_with_head(Narrow(after).eval(), head)
+
+
+@pytest.mark.parametrize("after", [nn.LogSoftmax(-1), nn.Softmax(-1), nn.Sigmoid(), Output()])
+def test_what_keeps_the_order_of_classes_may_follow_the_head(after):
+    torch.manual_seed(0)
+    assert attach_with_head(Narrow(after).eval(), "fc").num_classes == 3
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16, torch.float16])
+def test_a_model_of_another_precision_is_refused(precision):
+    with pytest.raises(UserError, match=rf"computes in {precision}: pass model\.float\(\)"):
+        attach_with_head(Narrow(nn.Identity()).to(precision), "fc")
+
+
+def test_a_single_name_of_a_layer_is_refused():
+    with pytest.raises(UserError, match=r'layers="hidden" is one name: pass a list'):
+        attached(build("perceptron"), "hidden")
+
+
+def test_the_model_is_put_into_evaluation_mode(model):
+    method = attached(model.train())
+    assert not any(module.training for module in (*model.modules(), *method.modules()))
+
+
+def test_the_seed_decides_every_draw_and_the_global_generator_stays():
+    model = build("perceptron")
+    flow = FlowDensity.Config(descent=Descent(epochs=1, optimizer=Adam(lr=1e-3)))
+    config = DensitySoftmax.Config(representation=None, density=flow, head=None)
+    x, _ = data(model, 16, 3)
+    answers = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        answers.append(attached(copy.deepcopy(model), config=config).predict(x).epistemic)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(*answers)
+
+
 class Keyword(Perceptron):
     def forward(self, x):
         return self.fc(input=self.hidden(x))
@@ -214,9 +297,7 @@ def test_saved_and_loaded_it_says_the_same(model, tmp_path):
 def test_a_head_without_bias_is_saved_and_loaded(tmp_path):
     torch.manual_seed(0)
     first, second = (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3, bias=False)) for _ in range(2))
-    x = torch.randn(90, 5)
-    sets = {"train": (x, torch.arange(90) % 3), "calibration": (x, torch.arange(90) % 3)}
-    method = ds.attach(first, head="1", **sets, engine=ENGINE, progress=False)
+    x, method = torch.randn(9, 5), attach_with_head(first, "1")
     method.save(tmp_path / "model.safetensors")
     assert same(
         ds.load(tmp_path / "model.safetensors", ds.Headless(second, "1")).predict(x),
