@@ -170,16 +170,16 @@ def attach_with_head(model, head):
 @pytest.mark.parametrize(
     ("after", "head", "difference"),
     [
-        (nn.Identity(), "middle", "the model orders the classes otherwise"),
-        (Negated(), "fc", "the model orders the classes otherwise"),
-        (nn.Sequential(Negated(), Output()), "fc", "the model orders the classes otherwise"),
-        (nn.Identity(), "hidden.0", r"it gives shape \(1, 16\), the model \(1, 3\)"),
+        (nn.Identity(), "middle", "it orders the classes otherwise"),
+        (Negated(), "fc", "it orders the classes otherwise"),
+        (nn.Sequential(Negated(), Output()), "fc", "it orders the classes otherwise"),
+        (nn.Identity(), "hidden.0", r"that gives shape \(1, 16\), the model \(1, 3\)"),
     ],
     ids=["wrong layer", "negated", "negated logits", "wrong shape"],
 )
 def test_a_head_that_does_not_decide_the_classes_is_refused(after, head, difference):
     torch.manual_seed(0)
-    expected = rf"'{head}' is not the model's last layer: {difference}; linear .*: hidden\.0, .*fc"
+    expected = rf"not answer with its layer '{head}': {difference}; linear .*: hidden\.0, .*fc"
     with pytest.raises(UserError, match=expected):
         attach_with_head(Narrow(after).eval(), head)
 

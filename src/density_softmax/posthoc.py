@@ -99,13 +99,13 @@ def check_head(encoder: Headless, logits: Tensor, answer: Any) -> None:
         return
     difference = None
     if answer.shape != logits.shape:
-        difference = f"it gives shape {tuple(logits.shape)}, the model {tuple(answer.shape)}"
+        difference = f"that gives shape {tuple(logits.shape)}, the model {tuple(answer.shape)}"
     elif (_in_order_of(logits, answer).diff() < -1e-5 * answer.abs().max()).any():
-        difference = "the model orders the classes otherwise"
+        difference = "it orders the classes otherwise"
     if difference:
         linear = [n for n, m in encoder.model.named_modules() if isinstance(m, nn.Linear)]
         raise UserError(
-            f"'{encoder.head_name}' is not the model's last layer: {difference}; "
+            f"the model does not answer with its layer '{encoder.head_name}': {difference}; "
             f"linear layers are: {', '.join(linear)}"
         )
 
