@@ -1,6 +1,9 @@
 """Attaching uncertainty to models that are trained already."""
 
 import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ import density_softmax as ds
 from density_softmax.errors import UserError
 from density_softmax.methods import DensitySoftmax
 from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
-from density_softmax.nn.reading import pooled
+from density_softmax.nn.reading import LayerReader, pooled
 from density_softmax.optimization import Adam, Descent
 from density_softmax.recipes.closed_form import closed_form
 
@@ -135,6 +138,150 @@ def test_unknown_layers_and_heads_are_answered_with_those_there_are(model):
         attached(model, ["layer9"])
 
 
+class Narrow(Perceptron):
+    """With as many features as classes in a layer that is not its head."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.middle, self.fc, self.after = nn.Linear(16, 3), nn.Linear(3, 3), after
+
+    def forward(self, x):
+        return self.after(self.fc(self.middle(self.hidden(x))))
+
+
+class Negated(nn.Module):
+    def forward(self, logits):
+        return -logits
+
+
+class Output(nn.Module):
+    """As models of language return it."""
+
+    def forward(self, logits):
+        return SimpleNamespace(logits=logits)
+
+
+def attach_with_head(model, head):
+    x = torch.randn(90, 5)
+    sets = {"train": (x, torch.arange(90) % 3), "calibration": (x, torch.arange(90) % 3)}
+    return ds.attach(model, head=head, **sets, engine=ENGINE, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("after", "head", "difference"),
+    [
+        (nn.Identity(), "middle", "it orders the classes otherwise"),
+        (Negated(), "fc", "it orders the classes otherwise"),
+        (nn.Sequential(Negated(), Output()), "fc", "it orders the classes otherwise"),
+        (nn.Identity(), "hidden.0", r"that gives shape \(1, 16\), the model \(1, 3\)"),
+    ],
+    ids=["wrong layer", "negated", "negated logits", "wrong shape"],
+)
+def test_a_head_that_does_not_decide_the_classes_is_refused(after, head, difference):
+    torch.manual_seed(0)
+    expected = rf"not answer with its layer '{head}': {difference}; linear .*: hidden\.0, .*fc"
+    with pytest.raises(UserError, match=expected):
+        attach_with_head(Narrow(after).eval(), head)
+
+
+@pytest.mark.parametrize("after", [nn.LogSoftmax(-1), nn.Softmax(-1), nn.Sigmoid(), Output()])
+def test_what_keeps_the_order_of_classes_may_follow_the_head(after):
+    torch.manual_seed(0)
+    assert attach_with_head(Narrow(after).eval(), "fc").num_classes == 3
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16, torch.float16])
+def test_a_model_of_another_precision_is_refused(precision):
+    with pytest.raises(UserError, match=rf"computes in {precision}: pass model\.float\(\)"):
+        attach_with_head(Narrow(nn.Identity()).to(precision), "fc")
+
+
+def test_a_single_name_of_a_layer_is_refused():
+    with pytest.raises(UserError, match=r'layers="hidden" is one name: pass a list'):
+        attached(build("perceptron"), "hidden")
+
+
+def test_the_model_is_put_into_evaluation_mode(model):
+    method = attached(model.train())
+    assert not any(module.training for module in (*model.modules(), *method.modules()))
+
+
+def test_the_seed_decides_every_draw_and_the_global_generator_stays():
+    model = build("perceptron")
+    flow = FlowDensity.Config(descent=Descent(epochs=1, optimizer=Adam(lr=1e-3)))
+    config = DensitySoftmax.Config(representation=None, density=flow, head=None)
+    x, _ = data(model, 16, 3)
+    answers = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        answers.append(attached(copy.deepcopy(model), config=config).predict(x).epistemic)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(*answers)
+
+
+class Keyword(Perceptron):
+    def forward(self, x):
+        return self.fc(input=self.hidden(x))
+
+
+def test_a_head_that_is_called_by_keyword_is_refused():
+    with pytest.raises(UserError, match=r"calls its layer 'fc' by keyword: call it as fc\(z\)"):
+        attached(Keyword().eval())
+
+
+class Auxiliary(Perceptron):
+    """With a layer that training alone calls, and one that returns no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.auxiliary, self.named = nn.Linear(5, 2), Named()
+
+    def forward(self, x):
+        if self.training:
+            self.auxiliary(x)
+        return self.fc(self.named(self.hidden(x))["h"])
+
+
+class Named(nn.Module):
+    def forward(self, h):
+        return {"h": h}
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (["auxiliary"], "does not call its layer 'auxiliary' when it predicts"),
+        (["named"], "the layer 'named' returns a dict"),
+        (["hidden", "hidden"], "the layer 'hidden' is named twice"),
+    ],
+)
+def test_layers_that_cannot_be_read_are_refused_by_name(layers, message):
+    with pytest.raises(UserError, match=message):
+        attached(Auxiliary().eval(), layers)
+
+
+def num_hooks(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_the_model_is_left_without_hooks(model):
+    for layers in (model.layers, (), model.layers):
+        attached(model, layers).predict(data(model, 2, 3)[0])
+    with pytest.raises(UserError):
+        attached(model, ["layer9"])
+    assert num_hooks(model) == 0
+
+
+def test_calls_of_the_model_itself_are_not_kept(model):
+    method = attached(model, model.layers)
+    x, _ = data(model, 16, 3)
+    expected = method.predict(x)
+    model(x)
+    assert same(copy.deepcopy(method).predict(x), expected)
+    assert same(pickle.loads(pickle.dumps(method)).predict(x), expected)
+
+
 def same(first, second):
     return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(first, second, strict=True))
 
@@ -145,6 +292,30 @@ def test_saved_and_loaded_it_says_the_same(model, tmp_path):
     method.save(tmp_path / "model.safetensors")
     fresh = ds.Headless(type(model)(), "fc")
     assert same(ds.load(tmp_path / "model.safetensors", fresh).predict(x), method.predict(x))
+
+
+def test_a_head_without_bias_is_saved_and_loaded(tmp_path):
+    torch.manual_seed(0)
+    first, second = (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3, bias=False)) for _ in range(2))
+    x, method = torch.randn(9, 5), attach_with_head(first, "1")
+    method.save(tmp_path / "model.safetensors")
+    assert same(
+        ds.load(tmp_path / "model.safetensors", ds.Headless(second, "1")).predict(x),
+        method.predict(x),
+    )
+
+
+def test_threads_and_plain_calls_of_the_model_get_their_own_answers(model):
+    method = attached(model, model.layers)
+    xs = [data(model, 5 + number % 3, number)[0] for number in range(60)]
+    expected = [(method.predict(x), model(x)) for x in xs]
+    calls = [call for x in xs for call in ((method.predict, x), (method, x), (model, x))]
+    with ThreadPoolExecutor(4) as threads, torch.no_grad():
+        found = iter(list(threads.map(lambda call: call[0](call[1]), calls)))
+    for prediction, answer in expected:
+        assert same(next(found), prediction)
+        assert same(next(found), prediction)
+        assert torch.allclose(next(found), answer, atol=1e-6)
 
 
 def test_a_copy_says_the_same_and_reads_its_own_layers(model):
@@ -220,6 +391,32 @@ def test_pooling_reads_mean_and_log_deviation_of_every_channel():
         assert torch.allclose(log_deviation.exp(), h.std(positions, correction=0), atol=1e-5)
     (vector,) = pooled(tokens[:, 0])
     assert torch.equal(vector, tokens[:, 0])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv1d(3, 4, 3),
+        nn.AvgPool1d(2),
+        nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout()),
+    ],
+    ids=["convolution", "pool", "sequence"],
+)
+def test_channels_of_a_signal_come_before_its_positions(layer):
+    layer.eval()
+    network = nn.Sequential(layer, nn.Flatten())
+    reader = LayerReader(network, ("0",))
+    x = torch.randn(2, 3, 9)
+    network(x)
+    mean, _ = reader.take()
+    assert torch.allclose(mean, layer(x).mean(2), atol=1e-5)
+
+
+def test_what_follows_in_place_does_not_change_what_is_read():
+    network = nn.Sequential(nn.Linear(5, 4), nn.ReLU(inplace=True))
+    reader, x = LayerReader(network, ("0",)), torch.randn(8, 5)
+    network(x)
+    assert torch.equal(reader.take()[0], network[0](x))
 
 
 @pytest.mark.parametrize("contrast", [0.3, 2.0])

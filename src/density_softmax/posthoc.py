@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from density_softmax.data.sources import as_source
 from density_softmax.engine import EngineConfig, fit
+from density_softmax.errors import UserError
 from density_softmax.methods import DensitySoftmax
 from density_softmax.nn.headless import Headless
+from density_softmax.nn.listening import Listener
+from density_softmax.nn.randomness import seeded
 from density_softmax.recipes.closed_form import closed_form
-from density_softmax.types import Source
 
 __all__ = ["attach"]
 
@@ -34,7 +36,8 @@ def attach(
 
     One pass over the training data gives all features; the density is fitted to them, and the
     scale and the temperature to the calibration data. The model's own weights stay as they are
-    unless `config.head` asks for the head stage; without it the predicted classes stay, too.
+    unless `config.head` asks for the head stage; without it the predicted classes stay, too. It
+    is put into evaluation mode.
 
     Args:
         model: any classifier with a linear head.
@@ -50,10 +53,31 @@ def attach(
         engine: devices, processes and precision.
         progress: draw progress bars.
     """
+    if isinstance(layers, str):
+        raise UserError(f'layers="{layers}" is one name: pass a list, layers=["{layers}"]')
     sources = as_source(train), as_source(calibration)
-    config = config or closed_form(tuple(layers))
-    method = around(Headless(model, head), config, first_input(sources[0], model))
+    encoder, config = Headless(model, head), config or closed_form(tuple(layers))
+    if (precision := encoder.head.weight.dtype) != torch.float32:
+        raise UserError(f"the model computes in {precision}: pass model.float()")
+    device = next(model.parameters()).device
+    with seeded(seed, device):
+        method = around_checked(encoder, config, next(sources[0].read([[0]], device)).x)
     fit(method, *sources, seed=seed, engine=engine, progress=progress)
+    return method
+
+
+def around_checked(
+    encoder: Headless, config: DensitySoftmax.Config, example: Tensor
+) -> DensitySoftmax:
+    """`around`, whose only pass also tells whether the head gives what the model returns."""
+    listener = Listener(("", encoder.head_name), lambda name, inputs, output: output)
+    listener.start(encoder.model)
+    try:
+        method = around(encoder, config, example)
+    finally:
+        listener.stop()
+    heard = listener.take()
+    check_head(encoder, heard[encoder.head_name], heard[""])
     return method
 
 
@@ -64,7 +88,27 @@ def around(encoder: Headless, config: DensitySoftmax.Config, example: Tensor) ->
     return method
 
 
-def first_input(source: Source, model: nn.Module) -> Tensor:
-    """One sample, on the model's device, to measure widths with."""
-    parameter = next(model.parameters(), torch.zeros(()))
-    return next(source.read([[0]], parameter.device)).x
+def check_head(encoder: Headless, logits: Tensor, answer: Any) -> None:
+    """Refuse a head whose outputs order the classes otherwise than what the model returns.
+
+    A softmax or a temperature behind the head changes no order. Of models that do not return a
+    tensor, `logits` is compared, if there is such a thing.
+    """
+    answer = getattr(answer, "logits", answer)
+    if not isinstance(answer, Tensor):
+        return
+    difference = None
+    if answer.shape != logits.shape:
+        difference = f"that gives shape {tuple(logits.shape)}, the model {tuple(answer.shape)}"
+    elif (_in_order_of(logits, answer).diff() < -1e-5 * answer.abs().max()).any():
+        difference = "it orders the classes otherwise"
+    if difference:
+        linear = [n for n, m in encoder.model.named_modules() if isinstance(m, nn.Linear)]
+        raise UserError(
+            f"the model does not answer with its layer '{encoder.head_name}': {difference}; "
+            f"linear layers are: {', '.join(linear)}"
+        )
+
+
+def _in_order_of(keys: Tensor, values: Tensor) -> Tensor:
+    return values.gather(-1, keys.argsort(-1))

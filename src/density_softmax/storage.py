@@ -10,10 +10,20 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from density_softmax.errors import UserError
 
-__all__ = ["StorageError", "load_tensors", "save_tensors", "write_bytes", "write_text"]
+__all__ = [
+    "StorageError",
+    "differences",
+    "load_tensors",
+    "save_tensors",
+    "write_bytes",
+    "write_text",
+]
+
+NUM_NAMED = 5
 
 
 class StorageError(UserError):
@@ -61,6 +71,20 @@ def load_tensors(
         raise StorageError(
             f"{path}: truncated or not a safetensors file ({error}); delete it and run again"
         ) from None
+
+
+def differences(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
+    """How the tensors of a file differ in names and shapes from those they are to replace."""
+    theirs = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    # A lazy tensor takes the shape that it is given.
+    ours = {n: theirs.get(n) if is_lazy(t) else tuple(t.shape) for n, t in own.items()}
+    names = [name for name in theirs | ours if theirs.get(name) != ours.get(name)]
+    found = [
+        f"{name} is {theirs.get(name, 'not')} in the file and {ours.get(name, 'not')} here"
+        for name in names[:NUM_NAMED]
+    ]
+    more = len(names) - len(found)
+    return "; ".join([*found, f"and {more} more"] if more else found)
 
 
 @contextmanager

@@ -1,7 +1,10 @@
+import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -122,6 +125,46 @@ def test_arrays_and_lists_are_served_like_tensors(method: Method) -> None:
     assert torch.equal(method.predict(inputs().tolist(), seed=0).probs, expected)
 
 
+def test_arrays_that_torch_does_not_take_are_served_too(method: Method) -> None:
+    expected = method.predict(inputs(), seed=0).probs
+    backwards = inputs().numpy()[::-1].copy()[::-1]
+    backwards.flags.writeable = False
+    for x in (backwards, pd.DataFrame(inputs().numpy())):
+        assert torch.equal(method.predict(x, seed=0).probs, expected)
+
+
+@pytest.mark.parametrize("x", [np.array([["a", "b"]]), np.array([[None, 1.0]])])
+def test_inputs_that_are_no_numbers_are_refused(x: np.ndarray) -> None:
+    with pytest.raises(UserError, match=r"inputs of type .*: predict takes numbers"):
+        Deterministic(nn.Linear(2, 4), NUM_CLASSES).predict(x)
+
+
+def test_whole_numbers_are_served_like_floats_if_the_example_had_floats() -> None:
+    x = torch.arange(12).view(6, 2)
+    method = Deterministic(nn.Linear(2, 4), NUM_CLASSES, example=torch.zeros(1, 2))
+    expected = method.predict(x.float()).probs
+    for whole in (x, x.int().numpy(), x.tolist(), x.to(torch.uint8)):
+        assert torch.equal(method.predict(whole).probs, expected)
+    tokens = Deterministic(
+        nn.Sequential(nn.Embedding(12, 4), nn.Flatten()),
+        NUM_CLASSES,
+        example=torch.zeros(1, 2).int(),
+    )
+    assert tokens.predict(x).probs.shape == (6, NUM_CLASSES)
+
+
+def test_threads_are_served_as_if_each_were_alone() -> None:
+    """Also if modes have to be changed, and by a method that draws samples."""
+    network = nn.Sequential(nn.Linear(2, 64), nn.Dropout(0.5), nn.Linear(64, 6))
+    method = MCDropout.Config(num_samples=3, chunk=2).build(network, NUM_CLASSES).train()
+    xs = [inputs(5 + number % 3) + number for number in range(40)]
+    expected = [method.predict(x, seed=0).probs for x in xs]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda x: method.predict(x, seed=0).probs, xs))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+    assert all(module.training for module in method.modules())
+
+
 @pytest.mark.parametrize("mode", [True, False])
 def test_predict_restores_the_mode(method: Method, mode: bool) -> None:
     method.train(mode)
@@ -204,6 +247,24 @@ def test_other_encoder_is_refused(method: Method, tmp_path: Path, encoder: nn.Mo
     method.save(tmp_path / "model.safetensors")
     with pytest.raises(StorageError, match=r"model\.safetensors: does not fit this encoder"):
         load(tmp_path / "model.safetensors", encoder)
+
+
+def test_a_refused_encoder_is_left_as_it_was(tmp_path: Path) -> None:
+    Deterministic(nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 4)), 3).save(tmp_path / "m")
+    encoder = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 5))
+    before = copy.deepcopy(encoder.state_dict())
+    with pytest.raises(
+        StorageError, match=r"encoder\.1\.bias is \(4,\) in the file and \(5,\) here"
+    ):
+        load(tmp_path / "m", encoder)
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
+
+
+def test_loading_leaves_the_global_generator_alone(method: Method, tmp_path: Path) -> None:
+    method.save(tmp_path / "model.safetensors")
+    encoder, state = ResFFN(2, depth=2, width=6), torch.get_rng_state()
+    load(tmp_path / "model.safetensors", encoder)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_file_that_names_no_method_is_refused(tmp_path: Path) -> None:

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from density_softmax.config import Family, from_dict, to_dict
 from density_softmax.errors import UserError
 from density_softmax.nn.backbone import feature_width
+from density_softmax.nn.evaluation import CallerLock, evaluating
+from density_softmax.nn.inputs import as_batch
 from density_softmax.nn.randomness import seeded
 from density_softmax.stages import Stage
-from density_softmax.storage import StorageError, load_tensors, save_tensors
+from density_softmax.storage import StorageError, differences, load_tensors, save_tensors
 from density_softmax.types import Prediction
 from density_softmax.version import __version__
 
@@ -55,6 +57,7 @@ class Method(nn.Module, ABC):
         self.num_features = feature_width(encoder, example)
         self.example_shape = None if example is None else tuple(example.shape[1:])
         self.example_dtype = None if example is None else example.dtype
+        self._lock = CallerLock()
 
     @abstractmethod
     def stages(self) -> tuple[Stage, ...]:
@@ -85,20 +88,13 @@ class Method(nn.Module, ABC):
         A row with a NaN or an infinite value, or one too large to compute with, gets uniform
         probabilities and infinite epistemic uncertainty; the others are served as usual. A seed
         makes the prediction of a method that draws samples reproducible; without one it varies.
+        Threads may share a method: they are served one after another.
         """
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
-        try:
-            reference = next(self.parameters())
-            x = torch.as_tensor(x).to(reference.device)
-            if x.ndim < 2:
-                raise UserError(f"inputs of shape {tuple(x.shape)}: predict takes a batch of them")
-            x = x.to(reference.dtype) if x.is_floating_point() else x
-            with seeded(seed, x.device):
-                return self.guarded(x)
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        reference = next(self.parameters())
+        x = as_batch(x, reference, self.example_dtype)
+        # Modes and generators are those of all threads, and not every encoder can be shared.
+        with self._lock, evaluating(self), seeded(seed, x.device):
+            return self.guarded(x)
 
     def guarded(self, x: Tensor) -> Prediction:
         """`forward` with bad rows flagged: what `predict` serves and what is exported."""
@@ -167,11 +163,15 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
         num_classes, example = int(metadata["num_classes"]), _example(metadata)
     except (KeyError, ValueError, AttributeError) as error:
         raise StorageError(f"{path}: not written by Method.save ({error!r})") from None
-    method = config.build(encoder, num_classes, example)
-    try:
-        method.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise StorageError(f"{path}: does not fit this encoder: {error}") from None
+    with seeded(0, torch.device("cpu")):
+        method = config.build(encoder, num_classes, example)
+    if "head.linear.weight" in tensors and "head.linear.bias" not in tensors:
+        # That of a model whose head has none; `attach` shares it.
+        method.get_submodule("head.linear").register_parameter("bias", None)
+    # Asked first: torch would overwrite all that fits before it refuses the rest.
+    if different := differences(tensors, method.state_dict()):
+        raise StorageError(f"{path}: does not fit this encoder: {different}")
+    method.load_state_dict(tensors)
     return method.eval()
 
 

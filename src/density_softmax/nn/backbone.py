@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from density_softmax.config import Family
 from density_softmax.errors import UserError
+from density_softmax.nn.evaluation import evaluating
 
 __all__ = ["Backbone", "BackboneConfig", "feature_width"]
 
@@ -63,13 +64,8 @@ def feature_width(encoder: nn.Module, example: Tensor | None = None) -> int:
 
 def measure_width(encoder: nn.Module, example: Tensor) -> int:
     """The width of what the encoder makes of a batch; its running statistics stay as they are."""
-    modes = [(module, module.training) for module in encoder.modules()]
-    encoder.eval()
-    try:
+    with evaluating(encoder):
         z = encoder(example)
-    finally:
-        for module, mode in modes:
-            module.training = mode
     if z.ndim != 2:
         raise UserError(f"the encoder returns shape {tuple(z.shape)}: flatten it to vectors")
     return int(z.shape[1])

@@ -7,6 +7,7 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from density_softmax.errors import UserError
+from density_softmax.nn.listening import Listener
 
 __all__ = ["Headless"]
 
@@ -32,8 +33,7 @@ class Headless(nn.Module):
         self.model = model
         self.head_name = head
         self.num_features = linear[head].in_features
-        self._seen: list[Tensor] = []
-        linear[head].register_forward_pre_hook(self._see)
+        self._listener = Listener((head,), _first_input)
 
     @property
     def head(self) -> nn.Linear:
@@ -44,11 +44,20 @@ class Headless(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The features of a batch, (batch, num_features)."""
-        self._seen.clear()
-        self.model(x)
-        if not self._seen:
+        model, listener = self.model, self._listener
+        listener.start(model)
+        try:
+            model(x)
+        finally:
+            listener.stop()
+            heard = listener.take()
+        if not heard:
             raise UserError(f"the model does not call its layer '{self.head_name}'")
-        return self._seen.pop()
+        z: Tensor = heard[self.head_name]
+        return z
 
-    def _see(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self._seen.append(inputs[0])
+
+def _first_input(name: str, inputs: Any, output: Any) -> Any:
+    if not inputs:
+        raise UserError(f"the model calls its layer '{name}' by keyword: call it as {name}(z)")
+    return inputs[0]

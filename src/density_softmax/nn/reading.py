@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,43 +9,72 @@ from torch import Tensor, nn
 
 from density_softmax.errors import UserError
 from density_softmax.nn.headless import Headless
+from density_softmax.nn.listening import Listener
 from density_softmax.nn.precision import full_precision
 
 __all__ = ["LayerReader", "pooled"]
 
 EPSILON = 1e-6
+# On sequences of shape (batch, channels, length).
+SIGNAL_LAYERS = (
+    *(nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d, nn.GroupNorm),
+    *(nn.MaxPool1d, nn.AvgPool1d, nn.LPPool1d, nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool1d),
+)
+ELEMENTWISE = ("torch.nn.modules.activation", "torch.nn.modules.dropout")
 
 
 class LayerReader:
     """Keeps the pooled outputs of named layers while an encoder runs.
 
-    Hooks leave the encoder as it is: nothing of it is copied, renamed or wrapped.
+    Nothing of the encoder is copied, renamed or wrapped.
     """
 
     def __init__(self, encoder: nn.Module, names: tuple[str, ...]) -> None:
         self.names = names
-        self._kept: dict[str, tuple[Tensor, ...]] = {}
-        for name in names:
-            _submodule(encoder, name).register_forward_hook(partial(self._keep, name))
+        self._channels_first = {n: _channels_first(m) for n, m in _layers(encoder, names).items()}
+        inside = "model" if isinstance(encoder, Headless) else ""
+        self._listener = Listener(names, self._pooled_output, inside)
+        if names:
+            encoder.register_forward_pre_hook(self._start)
+            encoder.register_forward_hook(self._stop, always_call=True)
 
     def take(self) -> list[Tensor]:
         """What the layers gave in the last pass, each (batch, width); it is then forgotten."""
-        return [part for name in self.names for part in self._kept.pop(name)]
+        heard = self._listener.take()
+        silent = [name for name in self.names if name not in heard]
+        if silent:
+            raise UserError(
+                f"the encoder does not call its layer '{silent[0]}' when it predicts: "
+                "name layers that it calls"
+            )
+        return [part for name in self.names for part in heard[name]]
 
-    def _keep(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        self._kept[name] = pooled(output[0] if isinstance(output, tuple) else output)
+    def _start(self, encoder: nn.Module, inputs: Any) -> None:
+        self._listener.start(encoder)
+
+    def _stop(self, encoder: nn.Module, inputs: Any, output: Any) -> None:
+        self._listener.stop()
+
+    def _pooled_output(self, name: str, inputs: Any, output: Any) -> tuple[Tensor, ...]:
+        h = output[0] if isinstance(output, tuple) else output
+        if not isinstance(h, Tensor):
+            raise UserError(
+                f"the layer '{name}' returns a {type(h).__name__}: name one that returns a tensor"
+            )
+        return pooled(h, self._channels_first[name])
 
 
-def pooled(h: Tensor) -> tuple[Tensor, ...]:
+def pooled(h: Tensor, channels_first: bool = False) -> tuple[Tensor, ...]:
     """Mean and log standard deviation of each channel over positions, both (batch, channels).
 
     Contrast multiplies deviations, so their logs are closer to the normal distribution that a
-    Gaussian density assumes. Images have their channels first, token sequences last. A vector
-    has no positions and is read as it is.
+    Gaussian density assumes. Images have their channels first, and so have sequences if they say
+    so; other sequences are tokens, with their channels last. A vector has no positions and is
+    read as it is.
     """
     if h.ndim == 2:
-        return (h,)
-    if h.ndim == 3:
+        return (h.clone(),)  # what comes next may work in place
+    if h.ndim == 3 and not channels_first:
         h = h.transpose(1, 2)
     with full_precision(h):
         h = h.float()
@@ -62,11 +90,22 @@ def pooled(h: Tensor) -> tuple[Tensor, ...]:
         return mean, -inverse_std.log()
 
 
-def _submodule(encoder: nn.Module, name: str) -> nn.Module:
+def _channels_first(layer: nn.Module) -> bool:
+    """Whether a layer is one on signals; activations and dropout are what is before them."""
+    if not isinstance(layer, nn.Sequential):
+        return isinstance(layer, SIGNAL_LAYERS)
+    steps = [step for step in layer if type(step).__module__ not in ELEMENTWISE]
+    return bool(steps) and _channels_first(steps[-1])
+
+
+def _layers(encoder: nn.Module, names: tuple[str, ...]) -> dict[str, nn.Module]:
     # Of a trained model the names are those that its owner knows.
     root = encoder.model if isinstance(encoder, Headless) else encoder
     modules = dict(root.named_modules())
-    if name not in modules or name == "":
-        known = [other for other in modules if other and other.count(".") < 2]
-        raise UserError(f"the encoder has no layer '{name}'; there are: {', '.join(known)}")
-    return modules[name]
+    for number, name in enumerate(names):
+        if name not in modules or name == "":
+            known = [other for other in modules if other and other.count(".") < 2]
+            raise UserError(f"the encoder has no layer '{name}'; there are: {', '.join(known)}")
+        if name in names[:number]:
+            raise UserError(f"the layer '{name}' is named twice: name it once")
+    return {name: modules[name] for name in names}
