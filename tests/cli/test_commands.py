@@ -133,7 +133,7 @@ BAD_INPUT = {
     "impossible value": (["train", "toy", "--set", "method.head.epochs=0"], "choose 1 or more"),
     "no accelerator": (
         ["train", "toy", "--set", "engine.accelerator=gpuu"],
-        "accelerator='gpuu'`. Available names are: auto, cpu",
+        "accelerator='gpuu'`. Available names are: ",
     ),
     "no precision": (["train", "toy", "--set", "engine.precision=foo"], "Allowed precision values"),
     "no points": (["train", "toy", "--set", "data.num_points=0"], "choose 1 or more"),
