@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Batch", "Data", "Prediction", "Row", "Source", "Split", "Task"]
+__all__ = ["Batch", "Data", "Prediction", "Row", "Source", "Split", "Task", "as_numbers"]
 
 
 class Batch(NamedTuple):
@@ -114,3 +115,12 @@ class Data:
     heldout: Source
     splits: tuple[Split, ...]
     normalisation: Mapping[str, Any] = field(default_factory=dict)
+
+
+def as_numbers(values: Any) -> Tensor | None:
+    """What a user calls numbers as a tensor, or None if they are none."""
+    if isinstance(values, Tensor):
+        return values
+    # Torch takes neither read-only arrays nor negative strides: such are copied.
+    array = np.require(values, requirements=["C", "W"])
+    return torch.as_tensor(array) if array.dtype.kind in "biuf" else None

@@ -9,26 +9,25 @@ import torch
 from torch import Tensor
 
 from density_softmax.errors import UserError
-from density_softmax.types import Batch
+from density_softmax.types import Batch, as_numbers
 
 __all__ = ["as_batch", "as_inputs", "as_labels"]
-
-NUMBERS = "biuf"  # kinds of numpy types: bool, int, unsigned, float
 
 
 def as_inputs(x: Any) -> Tensor:
     """Inputs as a tensor: floating ones in float32, bytes and other integers as they are."""
-    found = _tensor(x)
+    found = as_numbers(x)
     if found is None:
         raise UserError(f"inputs are {_type_name(x)}: they must be numbers, a row per sample")
     if found.ndim < 2:
         raise UserError(f"inputs of shape {tuple(found.shape)}: there must be a row per sample")
+    found = found.detach()
     return found.float() if found.is_floating_point() else found
 
 
 def as_labels(y: Any) -> Tensor:
     """Labels as a tensor of int64, from any type that holds whole numbers."""
-    found = _tensor(y)
+    found = as_numbers(y)
     if found is None:
         raise UserError(
             f"labels are {_type_name(y)}: encode them as integers 0..K-1 "
@@ -60,15 +59,6 @@ def as_batch(found: Any) -> Batch:
 
 
 _REMEDY = "yield (inputs, integer labels); a collate_fn can make them of anything else"
-
-
-def _tensor(values: Any) -> Tensor | None:
-    """The values without their history, or None if they are no numbers."""
-    if isinstance(values, Tensor):
-        return values.detach()
-    # Torch takes neither read-only arrays nor negative strides: such are copied.
-    array = np.require(values, requirements=["C", "W"])
-    return torch.as_tensor(array) if array.dtype.kind in NUMBERS else None
 
 
 def _type_name(values: Any) -> str:
