@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from density_softmax.errors import UserError
+from density_softmax.replacing import replacing
 
 __all__ = [
     "StorageError",
@@ -89,17 +89,9 @@ def differences(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write in place of `path`: it takes that name once complete, or vanishes."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with replacing(path) as part:
             yield part
-            with part.open("rb") as file:
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(
             f"{path}: cannot be written ({error}); free some space or choose another place"

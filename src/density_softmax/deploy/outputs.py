@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, final
 
 from density_softmax.errors import UserError
+from density_softmax.replacing import replacing
 
 __all__ = ["Flag", "Record", "Writer", "open_output"]
 
@@ -121,25 +121,13 @@ def open_output(path: Path | None) -> Iterator[Writer]:
     if path.is_dir():
         raise UserError(f"--out {path}: is a folder; choose the name of a file")
     try:
-        with _replacing(path) as part, _writer(part, path.suffix) as writer:
+        with replacing(path) as part, _writer(part, path.suffix) as writer:
             yield writer
     # Inputs that cannot be read are DataErrors: what remains is about the output.
     except OSError as error:
         raise UserError(
             f"--out {path}: cannot be written ({error}); free some space or choose another place"
         ) from None
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write in place of `path`: it takes that name once complete, or vanishes."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 @contextmanager
