@@ -215,6 +215,18 @@ def test_tables_of_few_different_rows_are_known_and_others_are_not():
     assert pd.isna(classifier.predict(corners + 0.5, abstain=0.05)).all()
 
 
+@pytest.mark.parametrize("seed", [5, 57])
+def test_the_scale_that_is_served_is_the_one_that_was_fitted(seed):
+    corners = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    rows = np.arange(200) % 4
+    model = DensitySoftmaxClassifier(random_state=seed).fit(corners[rows], rows).model_
+    with torch.no_grad():
+        _, log_prob = model.logits_and_log_prob(model.features(torch.tensor(corners)))
+        served = model.scale(log_prob)
+        assert log_prob.dtype == served.dtype == torch.float64
+        assert torch.equal(served, model.scale.log_factor(log_prob).exp())
+
+
 @pytest.mark.parametrize("counts", [(1, 1), (1, 2), (1, 30), (2, 2, 2), (1,) * 6 + (40,)])
 def test_classes_of_one_and_two_rows_can_be_learned(counts):
     y = np.repeat(np.arange(len(counts)), counts)

@@ -89,6 +89,13 @@ def test_mixed_precision_does_not_touch_the_factor(scale: Scale) -> None:
     assert torch.equal(factor, scale(log_prob))
 
 
+def test_double_precision_stays(scale: Scale) -> None:
+    log_prob = sample().log_prob.double()
+    factor = scale.double()(log_prob + 1e-9)
+    assert factor.dtype == torch.float64
+    torch.testing.assert_close(factor.float(), scale.float()(log_prob.float()))
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_constants_survive_the_state_dict(name: str) -> None:
     scale, other = fitted(CONFIGS[name]), CONFIGS[name].build()

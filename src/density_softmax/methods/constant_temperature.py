@@ -104,7 +104,7 @@ class ConstantTemperature(Method):
 
     def forward(self, x: Tensor) -> Prediction:
         """The softmax at temperature T and its entropy."""
-        logits = self.head(self.features(x)).float()
+        logits = self.head(self.features(x))
         entropy = entropy_of_logits(logits)
         return Prediction(logits.softmax(-1), entropy, entropy)
 
@@ -121,4 +121,4 @@ class ConstantTemperature(Method):
         return {"logits": self.head.raw(self.features(batch.x)), "y": batch.y}
 
     def _fit_temperature(self, total: Values) -> None:
-        self.head.temperature.fill_(fit_temperature(total["logits"].float(), total["y"]))
+        self.head.temperature.fill_(fit_temperature(total["logits"], total["y"]))

@@ -83,7 +83,7 @@ class DDU(Method):
     def forward(self, x: Tensor) -> Prediction:
         """The softmax, its entropy, and −log q(z)."""
         z = self.features(x)
-        logits = self.head(z).float()
+        logits = self.head(z)
         return Prediction(logits.softmax(-1), entropy_of_logits(logits), -self.density.log_prob(z))
 
     def _nll(self, batch: Batch) -> Tensor:

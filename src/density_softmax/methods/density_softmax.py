@@ -145,7 +145,7 @@ class DensitySoftmax(Method):
 
     def logits_and_log_prob(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """g(z) and log p(z), from what `features` returns."""
-        raw = self.head.raw(self._last(features)).float()
+        raw = self.head.raw(self._last(features))
         return raw / self.head.temperature, self.evidence(features, raw)
 
     def representation_loss(self, batch: Batch) -> Tensor:
@@ -184,7 +184,7 @@ class DensitySoftmax(Method):
         return {n: (build(c.stop - c.start, self.num_classes), c) for n, c in columns.items()}
 
     def _scale_statistics(self, batch: Batch) -> Values:
-        raw = self.head.raw(self._last(batch.x)).float()
+        raw = self.head.raw(self._last(batch.x))
         return {"experts": self.evidence.experts(batch.x, raw), "logits": raw, "y": batch.y}
 
     def _fit_scale(self, total: Values) -> None:

@@ -65,7 +65,7 @@ class Deterministic(Method):
 
     def forward(self, x: Tensor) -> Prediction:
         """The softmax and its entropy."""
-        logits = self.head(self.features(x)).float()
+        logits = self.head(self.features(x))
         entropy = entropy_of_logits(logits)
         return Prediction(logits.softmax(-1), entropy, entropy)
 

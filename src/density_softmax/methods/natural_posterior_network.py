@@ -143,7 +143,7 @@ class NaturalPosteriorNetwork(Method):
     def posterior(self, u: Tensor, log_evidence: Tensor) -> Tensor:
         """α = 1 + n · softmax(W u)."""
         n = dirichlet.pseudo_counts(log_evidence)[:, None]
-        return 1 + n * self.head(u).float().softmax(-1)
+        return 1 + n * self.head(u).softmax(-1)
 
     def alpha(self, x: Tensor) -> Tensor:
         """The Dirichlet's parameters for a batch of inputs, (batch, classes)."""

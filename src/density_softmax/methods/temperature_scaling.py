@@ -75,7 +75,7 @@ class TemperatureScaling(Method):
 
     def forward(self, x: Tensor) -> Prediction:
         """The softmax at temperature T and its entropy."""
-        logits = self.head(self.features(x)).float()
+        logits = self.head(self.features(x))
         entropy = entropy_of_logits(logits)
         return Prediction(logits.softmax(-1), entropy, entropy)
 
@@ -90,4 +90,4 @@ class TemperatureScaling(Method):
         return {"nll": self._nll(batch)}
 
     def _fit_temperature(self, total: Values) -> None:
-        self.head.temperature.fill_(fit_temperature(total["logits"].float(), total["y"]))
+        self.head.temperature.fill_(fit_temperature(total["logits"], total["y"]))

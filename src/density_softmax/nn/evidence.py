@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.nn.densities import Density
+from density_softmax.nn.precision import full_precision
 from density_softmax.stages import Stage, on_columns
 
 __all__ = ["Evidence", "in_columns"]
@@ -69,7 +70,8 @@ class Evidence(nn.Module):
         """From (batch, experts) to (batch,)."""
         if len(self.center) == 1:
             return experts[:, 0]
-        return (experts - self.center) @ self.weight
+        with full_precision(experts):
+            return (experts - self.center) @ self.weight
 
     def fit(self, experts: Tensor) -> None:
         """Medians and interquartile ranges of in-domain data."""

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from density_softmax.nn.precision import at_least_float32
+
 __all__ = ["Head", "entropy_of_logits"]
 
 
@@ -28,7 +30,7 @@ class Head(nn.Module):
 
     def raw(self, z: Tensor) -> Tensor:
         """W z + b. Not through the layer itself, which may be a model's own, with hooks on it."""
-        return F.linear(z, self.linear.weight, self.linear.bias)
+        return at_least_float32(F.linear(z, self.linear.weight, self.linear.bias))
 
 
 def entropy_of_logits(logits: Tensor) -> Tensor:

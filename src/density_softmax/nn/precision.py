@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-__all__ = ["full_precision"]
+__all__ = ["at_least_float32", "full_precision"]
 
 
 def full_precision(like: Tensor) -> AbstractContextManager[object]:
@@ -20,3 +20,8 @@ def full_precision(like: Tensor) -> AbstractContextManager[object]:
     if not torch.is_autocast_enabled(like.device.type):
         return contextlib.nullcontext()  # entering autocast costs as much as a small matmul
     return torch.autocast(like.device.type, enabled=False)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """What a network gave in less precision becomes float32; float64 stays."""
+    return x if x.dtype == torch.float64 else x.float()

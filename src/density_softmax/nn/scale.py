@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.config import ConfigError, Family
-from density_softmax.nn.precision import full_precision
+from density_softmax.nn.precision import at_least_float32, full_precision
 from density_softmax.nn.temperature import fit_temperature, nll_of_logits
 
 __all__ = [
@@ -47,7 +47,7 @@ class Scale(nn.Module, ABC):
     def forward(self, log_prob: Tensor) -> Tensor:
         """The factor of each sample; never 0, so that it stays in (0, 1]."""
         with full_precision(log_prob):
-            factor = self.log_factor(log_prob.float()).exp()
+            factor = self.log_factor(at_least_float32(log_prob)).exp()
             return factor.clamp(torch.finfo(torch.float32).tiny, 1.0)
 
     @abstractmethod

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from density_softmax.config import Family
 from density_softmax.errors import UserError
-from density_softmax.nn.precision import full_precision
+from density_softmax.nn.precision import at_least_float32, full_precision
 from density_softmax.stages import Stage
 
 __all__ = ["Density", "DensityConfig", "mean_and_variance"]
@@ -19,13 +19,13 @@ class Density(nn.Module, ABC):
     """A density on feature vectors that knows how it is fitted."""
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log p(z; α), (batch,), in float32 whatever the network computes in."""
+        """log p(z; α), (batch,), in float32 or more whatever the network computes in."""
         with full_precision(z):
-            return self.log_prob_of_floats(z.float())
+            return self.log_prob_of_floats(at_least_float32(z))
 
     @abstractmethod
     def log_prob_of_floats(self, z: Tensor) -> Tensor:
-        """log p(z; α) of float32 features, (batch,)."""
+        """log p(z; α) of features in float32 or float64, (batch,)."""
 
     @abstractmethod
     def stages(self) -> tuple[Stage, ...]:
