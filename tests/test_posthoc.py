@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import density_softmax as ds
 from density_softmax.errors import UserError
@@ -190,6 +191,27 @@ def test_what_keeps_the_order_of_classes_may_follow_the_head(after):
     assert attach_with_head(Narrow(after).eval(), "fc").num_classes == 3
 
 
+class Cosine(nn.Linear):
+    def forward(self, z):
+        return super().forward(nn.functional.normalize(z))
+
+
+@pytest.mark.parametrize("changed_by", ["subclass", "hook"])
+def test_a_head_that_is_more_than_linear_is_refused(changed_by):
+    torch.manual_seed(0)
+    head = Cosine(16, 3) if changed_by == "subclass" else nn.Linear(16, 3)
+    if changed_by == "hook":
+        head.register_forward_hook(lambda layer, inputs, output: output + torch.eye(3)[0])
+    model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), head).eval()
+    with pytest.raises(UserError, match=r"the layer '2' \((Cosine|Linear)\) does not return W z"):
+        attach_with_head(model, "2")
+
+
+def test_a_config_that_would_train_the_model_again_is_refused():
+    with pytest.raises(UserError, match="representation would train the model again: pass None"):
+        attached(build("perceptron"), config=DensitySoftmax.Config())
+
+
 @pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16, torch.float16])
 def test_a_model_of_another_precision_is_refused(precision):
     with pytest.raises(UserError, match=rf"computes in {precision}: pass model\.float\(\)"):
@@ -303,6 +325,29 @@ def test_a_head_without_bias_is_saved_and_loaded(tmp_path):
         ds.load(tmp_path / "model.safetensors", ds.Headless(second, "1")).predict(x),
         method.predict(x),
     )
+
+
+@pytest.mark.parametrize("parametrisation", [weight_norm, spectral_norm])
+def test_a_parametrised_head_is_saved_and_loaded(tmp_path, parametrisation):
+    torch.manual_seed(0)
+    first, second = (
+        nn.Sequential(nn.Linear(5, 4), parametrisation(nn.Linear(4, 3))).eval() for _ in range(2)
+    )
+    x, method = torch.randn(9, 5), attach_with_head(first, "1")
+    method.save(tmp_path / "model.safetensors")
+    loaded = ds.load(tmp_path / "model.safetensors", ds.Headless(second, "1"))
+    assert same(loaded.predict(x), method.predict(x))
+    assert loaded.head.linear is second[1]
+
+
+def test_a_head_of_its_own_is_not_taken_for_the_models(tmp_path):
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)).eval() for _ in range(2)]
+    method, x = DensitySoftmax(ds.Headless(models[0], "1"), 3), torch.randn(9, 5)
+    method.save(tmp_path / "model.safetensors")
+    loaded = ds.load(tmp_path / "model.safetensors", ds.Headless(models[1], "1"))
+    assert same(loaded.predict(x), method.eval().predict(x))
+    assert torch.equal(models[1](x), models[0](x))
 
 
 def test_threads_and_plain_calls_of_the_model_get_their_own_answers(model):

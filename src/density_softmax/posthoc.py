@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from density_softmax.data.sources import as_source
 from density_softmax.engine import EngineConfig, fit
@@ -48,13 +49,16 @@ def attach(
             see corruptions that the last features hide; those have a density of their own, and
             the classifier's energy is added: both see foreign classes. Without any layer, the
             density of the last features is all.
-        config: everything in detail, `layers` included: density, scale, head stage.
+        config: everything in detail, `layers` included: density, scale, head stage. Its
+            `representation` is None: encoder and head are trained.
         seed: decides every random draw.
         engine: devices, processes and precision.
         progress: draw progress bars.
     """
     if isinstance(layers, str):
         raise UserError(f'layers="{layers}" is one name: pass a list, layers=["{layers}"]')
+    if config is not None and config.representation is not None:
+        raise UserError("config.representation would train the model again: pass None for it")
     sources = as_source(train), as_source(calibration)
     encoder, config = Headless(model, head), config or closed_form(tuple(layers))
     if (precision := encoder.head.weight.dtype) != torch.float32:
@@ -70,14 +74,16 @@ def around_checked(
     encoder: Headless, config: DensitySoftmax.Config, example: Tensor
 ) -> DensitySoftmax:
     """`around`, whose only pass also tells whether the head gives what the model returns."""
-    listener = Listener(("", encoder.head_name), lambda name, inputs, output: output)
+    listener = Listener(("", encoder.head_name), lambda name, inputs, output: (inputs, output))
     listener.start(encoder.model)
     try:
         method = around(encoder, config, example)
     finally:
         listener.stop()
     heard = listener.take()
-    check_head(encoder, heard[encoder.head_name], heard[""])
+    (z, *_), logits = heard[encoder.head_name]
+    check_linear(encoder, z, logits)
+    check_head(encoder, logits, heard[""][1])
     return method
 
 
@@ -86,6 +92,17 @@ def around(encoder: Headless, config: DensitySoftmax.Config, example: Tensor) ->
     method = DensitySoftmax(encoder, encoder.head.out_features, config, example)
     method.head.linear = encoder.head
     return method
+
+
+def check_linear(encoder: Headless, z: Tensor, logits: Any) -> None:
+    """Refuse a head that is more than W z + b, which is all that is taken from it."""
+    expected = F.linear(z, encoder.head.weight, encoder.head.bias)
+    tolerance = 1e-3 * expected.abs().max().item()
+    if not isinstance(logits, Tensor) or not expected.allclose(logits, atol=tolerance):
+        raise UserError(
+            f"the layer '{encoder.head_name}' ({type(encoder.head).__name__}) does not return "
+            "W z + b: a subclass or a hook changes it; attach needs a plain linear head"
+        )
 
 
 def check_head(encoder: Headless, logits: Tensor, answer: Any) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "differences",
     "load_tensors",
     "save_tensors",
+    "under",
     "write_bytes",
     "write_text",
 ]
@@ -71,6 +72,11 @@ def load_tensors(
         raise StorageError(
             f"{path}: truncated or not a safetensors file ({error}); delete it and run again"
         ) from None
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix`, without it."""
+    return {n.removeprefix(prefix): value for n, value in tensors.items() if n.startswith(prefix)}
 
 
 def differences(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.errors import UserError
-from density_softmax.storage import StorageError, load_tensors, save_tensors, write_text
+from density_softmax.storage import StorageError, load_tensors, save_tensors, under, write_text
 
 __all__ = ["Checkpoints", "Epoch", "StageRecord"]
 
@@ -152,15 +152,15 @@ class Checkpoints:
         if self.directory is None or not self._file(name, "partial").exists():
             return 0, 0.0, {}
         tensors, metadata = load_tensors(self._file(name, "partial"))
-        method.load_state_dict(_under("method.", tensors))
+        method.load_state_dict(under("method.", tensors))
         states: dict[int, dict[str, Tensor]] = {}
-        for key, value in _under("optimizer.", tensors).items():
+        for key, value in under("optimizer.", tensors).items():
             index, _, entry = key.partition(".")
             states.setdefault(int(index), {})[entry] = value
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": states, "param_groups": groups})
         self.epochs = [Epoch(**epoch) for epoch in json.loads(metadata["epochs"])]
-        best = _under("best.", tensors)
+        best = under("best.", tensors)
         return int(metadata["done"]), float(metadata["seconds"]), best
 
     def _left_by(self, stage: StageRecord) -> dict[str, Tensor]:
@@ -201,14 +201,6 @@ class Checkpoints:
 
 
 _AGAIN = "delete the run's directory and train again"
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
-    }
 
 
 def _sha256(file: Path) -> str:

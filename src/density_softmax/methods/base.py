@@ -16,10 +16,11 @@ from density_softmax.config import Family, from_dict, to_dict
 from density_softmax.errors import UserError
 from density_softmax.nn.backbone import feature_width
 from density_softmax.nn.evaluation import CallerLock, evaluating
+from density_softmax.nn.headless import Headless
 from density_softmax.nn.inputs import as_batch
 from density_softmax.nn.randomness import seeded
 from density_softmax.stages import Stage
-from density_softmax.storage import StorageError, differences, load_tensors, save_tensors
+from density_softmax.storage import StorageError, differences, load_tensors, save_tensors, under
 from density_softmax.types import Prediction
 from density_softmax.version import __version__
 
@@ -165,14 +166,19 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
         raise StorageError(f"{path}: not written by Method.save ({error!r})") from None
     with seeded(0, torch.device("cpu")):
         method = config.build(encoder, num_classes, example)
-    if "head.linear.weight" in tensors and "head.linear.bias" not in tensors:
-        # That of a model whose head has none; `attach` shares it.
-        method.get_submodule("head.linear").register_parameter("bias", None)
+    if isinstance(encoder, Headless) and _is_shared(encoder.head_name, tensors):
+        method.get_submodule("head").register_module("linear", encoder.head)
     # Asked first: torch would overwrite all that fits before it refuses the rest.
     if different := differences(tensors, method.state_dict()):
         raise StorageError(f"{path}: does not fit this encoder: {different}")
     method.load_state_dict(tensors)
     return method.eval()
+
+
+def _is_shared(head: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a saved method has the head of the model around which `attach` built it."""
+    own, models = (under(p, tensors) for p in ("head.linear.", f"encoder.model.{head}."))
+    return own.keys() == models.keys() and all(own[n].equal(models[n]) for n in own)
 
 
 def _example(metadata: Mapping[str, str]) -> Tensor | None:
