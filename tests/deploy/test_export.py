@@ -224,6 +224,14 @@ def test_undeclared_randomness_is_found(tmp_path):
         ),
         ({"heldout": (draw(4, 3), torch.zeros(4))}, r"heldout: inputs of shape \(3,\)"),
         ({"heldout": (torch.ones(4, 2).byte(), torch.zeros(4))}, "heldout: .*type torch.uint8"),
+        (
+            {"model": Deterministic(nn.Linear(2, 5), 3, example=draw(1, 2)), "example": [[1, 2]]},
+            "example of type torch.int64: the model reads floats",
+        ),
+        (
+            {"model": Deterministic(nn.Linear(2, 5), 3).double(), "example": [[1, 2]]},
+            "example of type torch.int64: the model reads floats",
+        ),
         ({"model": nn.Linear(2, 2)}, "a Linear cannot be exported: pass a trained method"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -38,9 +38,9 @@ def folded(scale: Scale) -> FoldedScale:
     return found
 
 
-def fitted(config: ScaleConfig) -> Scale:
+def fitted(config: ScaleConfig, log_prob: Tensor = LOG_PROB) -> Scale:
     scale = config.build()
-    scale.fit(LOG_PROB, 3 * draw(300, 4), torch.arange(300) % 4)
+    scale.fit(log_prob, 3 * draw(300, 4), torch.arange(300) % 4)
     return scale
 
 
@@ -50,6 +50,13 @@ def test_a_folded_scale_has_the_same_factors(name: str, fit: bool) -> None:
     scale = fitted(CONFIGS[name]) if fit else CONFIGS[name].build()
     log_prob = torch.cat([LOG_PROB, FAR])
     torch.testing.assert_close(folded(scale)(log_prob), scale(log_prob), rtol=2e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_folded_scale_tells_log_densities_apart_that_differ_by_little(name: str) -> None:
+    log_prob = 118 + 1e-5 * torch.arange(300)
+    scale = fitted(CONFIGS[name], log_prob)
+    torch.testing.assert_close(folded(scale)(log_prob), scale(log_prob))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from exported_models import COLOURS, IMAGE_SHAPE, TABLE, draw
+from torch import nn
 
 import density_softmax as ds
 from density_softmax.data.images import ImagePreparation
 from density_softmax.data.tables import Standardization
 from density_softmax.deploy.card import Card, Normalisation, thresholds_of
 from density_softmax.errors import UserError
+from density_softmax.methods import Deterministic
 
 SERVE = """
 import sys
@@ -104,6 +106,19 @@ def test_a_model_of_someone_else_is_refused(vector_file, tmp_path):
 def test_an_input_of_the_wrong_form_is_refused(vector_file, x, message):
     with pytest.raises(UserError, match=message):
         ds.Predictor(vector_file).predict(x)
+
+
+def test_tokens_may_be_written_as_floats_but_not_be_fractions(tmp_path):
+    words = nn.Sequential(nn.Embedding(9, 4), nn.Flatten())
+    tokens = np.array([[1, 2], [3, 8]])
+    model = Deterministic(words, 3, example=torch.from_numpy(tokens))
+    ds.export(model, tmp_path / "words.onnx", example=tokens)
+    predictor = ds.Predictor(tmp_path / "words.onnx")
+    written = predictor.predict(tokens.astype(float)).probs
+    assert np.array_equal(written, predictor.predict(tokens).probs)
+    for bad in (1.5, np.nan, np.inf):
+        with pytest.raises(UserError, match=r"type float64: .*words\.onnx reads whole numbers"):
+            predictor.predict([[1, bad]])
 
 
 def test_a_missing_onnxruntime_is_one_line_with_the_extra(vector_file, monkeypatch):

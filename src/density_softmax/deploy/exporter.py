@@ -88,7 +88,7 @@ def export(
     """
     path = Path(path)
     _check_request(model, path, heldout, quantize)
-    given = _as_batch(example)
+    given = _as_batch(model, example)
     x, card = as_read(given), _card(model, given, class_names, normalisation)
     held, calibration = _source("heldout", heldout, x), _source("quantize", quantize, x)
     reference = _reference(model, given)
@@ -155,11 +155,22 @@ def _sampling_message(model: Method) -> str:
     )
 
 
-def _as_batch(example: Any) -> Tensor:
+def _as_batch(model: Method, example: Any) -> Tensor:
     x = torch.as_tensor(np.asarray(example) if isinstance(example, list) else example)
     if x.ndim < 2 or len(x) == 0:
         raise UserError(f"example of shape {tuple(x.shape)}: pass a batch of at least one input")
+    if not x.is_floating_point() and _reads_floats(model):
+        raise UserError(
+            f"example of type {x.dtype}: the model reads floats, and a graph made from whole "
+            "numbers would cut them off; pass the same numbers as floats, here and in heldout"
+        )
     return x.detach().cpu()
+
+
+def _reads_floats(model: Method) -> bool:
+    """Whether it was built with an example of floats, or is one on tables, in float64."""
+    built_with, computes_in = model.example_dtype, next(model.parameters()).dtype
+    return computes_in == torch.float64 or (built_with or torch.int64).is_floating_point
 
 
 def _source(name: str, data: Any, x: Tensor) -> Source | None:

@@ -253,10 +253,10 @@ class FusedGaussians(nn.Module):
 
 @final
 class FoldedScale(nn.Module):
-    """A scale as exp(tail(a + b log p)), where the line is one operation.
+    """A scale as exp(tail(a + b (log p − c))), where the line is two operations.
 
-    The line of a quantile scale is its surprise u, or 1 + u where the tail needs that. Its rounding
-    is that of the log density itself.
+    The line of a quantile scale is its surprise u, or 1 + u where the tail needs that. Without c it
+    would be one operation, which loses all digits where log densities differ by little.
     """
 
     @torch.no_grad()
@@ -265,16 +265,17 @@ class FoldedScale(nn.Module):
         self.tail = scale.tail if isinstance(scale, QuantileScale) else None
         decay = scale.decay.double() if isinstance(scale, QuantileScale) else torch.zeros(())
         decay = 4 * decay if self.tail == "stretched" else decay
-        intercept, slope = _line(scale)
+        intercept, slope, origin = _line(scale)
         self.register_buffer("intercept", intercept.float())
         self.register_buffer("slope", slope.float())
+        self.register_buffer("origin", origin.float())
         self.register_buffer("top", decay.float() if self.tail == "stretched" else torch.zeros(()))
         self.register_buffer("decay", -decay.float())
 
     def forward(self, log_prob: Tensor) -> Tensor:
         """The factor of each sample, in (0, 1]."""
         own = fast_buffers(self)
-        log_factor = torch.addcmul(own["intercept"], log_prob, own["slope"])
+        log_factor = torch.addcmul(own["intercept"], log_prob - own["origin"], own["slope"])
         if self.tail is not None:
             log_factor = torch.addcmul(own["top"], self._stretch(log_factor), own["decay"])
         return log_factor.exp().clamp(FLOAT.tiny, 1.0)
@@ -287,15 +288,14 @@ class FoldedScale(nn.Module):
         return line.log() if self.tail == "power" else line.pow(0.25)
 
 
-def _line(scale: FoldableScale) -> tuple[Tensor, Tensor]:
-    """a and b of a + b log p."""
+def _line(scale: FoldableScale) -> tuple[Tensor, Tensor, Tensor]:
+    """a, b and c of a + b (log p − c)."""
     if isinstance(scale, RangeScale):
         smallest = scale.smallest.double()
         slope = (scale.high - scale.low) / (scale.largest - smallest).clamp_min(FLOAT.eps)
-        return scale.low - slope * smallest, slope
-    slope = -1 / scale.spread.double()
+        return torch.tensor(scale.low), slope, smallest
     first = 0.0 if scale.tail == "exponential" else 1.0
-    return first - slope * scale.threshold, slope
+    return torch.tensor(first), -1 / scale.spread.double(), scale.threshold
 
 
 def fast_buffers(module: nn.Module) -> dict[str, Any]:

@@ -127,8 +127,11 @@ class Predictor:
         wanted = DTYPES[self._input.type]
         if x.dtype == np.uint8 and wanted != np.uint8:
             raise UserError("inputs are bytes: turn them into what the network reads by prepare()")
-        with np.errstate(over="ignore"):  # what becomes infinite is flagged by the graph
-            return x.astype(wanted, copy=False)
+        with np.errstate(over="ignore", invalid="ignore"):  # the graph flags what is infinite
+            found = x.astype(wanted, copy=False)
+        if np.issubdtype(wanted, np.integer) and (found != x).any():
+            raise UserError(f"inputs of type {x.dtype}: {self.path} reads whole numbers")
+        return found
 
 
 def onnx_session(
