@@ -452,7 +452,8 @@ def test_channels_of_a_signal_come_before_its_positions(layer):
     network = nn.Sequential(layer, nn.Flatten())
     reader = LayerReader(network, ("0",))
     x = torch.randn(2, 3, 9)
-    network(x)
+    with reader.listening(network):
+        network(x)
     mean, _ = reader.take()
     assert torch.allclose(mean, layer(x).mean(2), atol=1e-5)
 
@@ -460,7 +461,8 @@ def test_channels_of_a_signal_come_before_its_positions(layer):
 def test_what_follows_in_place_does_not_change_what_is_read():
     network = nn.Sequential(nn.Linear(5, 4), nn.ReLU(inplace=True))
     reader, x = LayerReader(network, ("0",)), torch.randn(8, 5)
-    network(x)
+    with reader.listening(network):
+        network(x)
     assert torch.equal(reader.take()[0], network[0](x))
 
 

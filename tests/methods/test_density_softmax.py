@@ -317,3 +317,13 @@ def test_scale_stage_sets_constants_and_temperature_and_repeats_itself() -> None
     assert constants["scale.threshold"] != 0
     fit_scale(method)
     torch.testing.assert_close(dict(method.named_buffers()), constants, rtol=1e-2, atol=1e-3)
+
+
+def test_an_encoder_that_is_read_stays_its_owners() -> None:
+    encoder = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    x, config = torch.randn(6, 5), DensitySoftmax.Config(layers=("0",))
+    first, second = (DensitySoftmax(encoder, 2, config, example=x) for _ in range(2))
+    assert first.features(x).shape == (6, 7)
+    encoder(x)
+    assert not any(module._forward_hooks for module in encoder.modules())
+    assert first.reader._listener.take() == second.reader._listener.take() == {}

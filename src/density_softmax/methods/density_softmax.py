@@ -83,7 +83,8 @@ class DensitySoftmax(Method):
     ) -> None:
         config = config or DensitySoftmax.Config()
         reader = LayerReader(encoder, config.layers)
-        super().__init__(encoder, num_classes, config, example)
+        with reader.listening(encoder):
+            super().__init__(encoder, num_classes, config, example)
         self.reader = reader
         self.penalty = config.penalty.build()
         self.head = Head(self.num_features, num_classes)
@@ -140,8 +141,13 @@ class DensitySoftmax(Method):
 
     def features(self, x: Tensor) -> Tensor:
         """The last features z and, behind them, what the named layers gave."""
-        z = super().features(x)
+        with self.reader.listening(self.encoder):
+            z = self.encode(x)
         return torch.cat([z, *self.reader.take()], dim=1) if self.config.layers else z
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The last features alone."""
+        return super().features(x)
 
     def logits_and_log_prob(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """g(z) and log p(z), from what `features` returns."""
@@ -154,12 +160,7 @@ class DensitySoftmax(Method):
         return F.cross_entropy(self.head(z), batch.y) + penalty
 
     def _monitor_representation(self, batch: Batch) -> Values:
-        logits = self.head(self.encode(batch.x))
-        return {"nll": F.cross_entropy(logits, batch.y, reduction="none")}
-
-    def encode(self, x: Tensor) -> Tensor:
-        """The last features alone."""
-        return self._last(self.features(x))
+        return {"nll": F.cross_entropy(self.head(self.encode(batch.x)), batch.y, reduction="none")}
 
     def _last(self, features: Tensor) -> Tensor:
         return in_columns(features, slice(0, self.num_features))
@@ -190,8 +191,7 @@ class DensitySoftmax(Method):
     def _fit_scale(self, total: Values) -> None:
         self.evidence.fit(total["experts"])
         log_prob = self.evidence.combined(total["experts"])
-        temperature = self.scale.fit(log_prob, total["logits"], total["y"])
-        self.head.temperature.fill_(temperature)
+        self.head.temperature.fill_(self.scale.fit(log_prob, total["logits"], total["y"]))
 
     def _scaled_nll(self, batch: Batch) -> Tensor:
         """Eq. 6, per sample; p is fixed there, also the energy that is a part of it."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -24,7 +27,7 @@ ELEMENTWISE = ("torch.nn.modules.activation", "torch.nn.modules.dropout")
 
 
 class LayerReader:
-    """Keeps the pooled outputs of named layers while an encoder runs.
+    """Keeps the pooled outputs of named layers while an encoder runs and someone listens.
 
     Nothing of the encoder is copied, renamed or wrapped.
     """
@@ -34,9 +37,10 @@ class LayerReader:
         self._channels_first = {n: _channels_first(m) for n, m in _layers(encoder, names).items()}
         inside = "model" if isinstance(encoder, Headless) else ""
         self._listener = Listener(names, self._pooled_output, inside)
-        if names:
-            encoder.register_forward_pre_hook(self._start)
-            encoder.register_forward_hook(self._stop, always_call=True)
+
+    def listening(self, encoder: nn.Module) -> AbstractContextManager[None]:
+        """A context for one pass through the encoder, which has no hooks before and after it."""
+        return self._listening(encoder) if self.names else contextlib.nullcontext()
 
     def take(self) -> list[Tensor]:
         """What the layers gave in the last pass, each (batch, width); it is then forgotten."""
@@ -49,11 +53,13 @@ class LayerReader:
             )
         return [part for name in self.names for part in heard[name]]
 
-    def _start(self, encoder: nn.Module, inputs: Any) -> None:
+    @contextlib.contextmanager
+    def _listening(self, encoder: nn.Module) -> Iterator[None]:
         self._listener.start(encoder)
-
-    def _stop(self, encoder: nn.Module, inputs: Any, output: Any) -> None:
-        self._listener.stop()
+        try:
+            yield
+        finally:
+            self._listener.stop()
 
     def _pooled_output(self, name: str, inputs: Any, output: Any) -> tuple[Tensor, ...]:
         h = output[0] if isinstance(output, tuple) else output
