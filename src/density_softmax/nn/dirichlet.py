@@ -15,13 +15,11 @@ __all__ = [
     "entropy",
     "entropy_of_mean",
     "expected_cross_entropy",
-    "expected_entropy",
-    "mutual_information",
     "nll_of_mean",
     "pseudo_counts",
 ]
 
-# Above it the series below are exact to 1e-9, and closed forms lose digits.
+# Above it the series below is exact to 1e-9, and the closed form loses digits.
 LARGE = 16.0
 LOG_2_PI_E = math.log(2 * math.pi * math.e)
 
@@ -66,19 +64,6 @@ def entropy_of_mean(alpha: Tensor) -> Tensor:
     return -(log_mean.exp() * log_mean).sum(-1)
 
 
-def expected_entropy(alpha: Tensor) -> Tensor:
-    """E[H(p)] = ψ(α_0 + 1) − Σ m_c ψ(α_c + 1) with m = α / α_0."""
-    alpha_0 = alpha.sum(-1, keepdim=True)
-    return (alpha / alpha_0 * ((alpha_0 + 1).digamma() - (alpha + 1).digamma())).sum(-1)
-
-
-def mutual_information(alpha: Tensor) -> Tensor:
-    """I(y; p) = H(E[p]) − E[H(p)] = Σ m_c d(α_c) − d(α_0), where d(α) = ψ(α + 1) − log α."""
-    alpha_0 = alpha.sum(-1, keepdim=True)
-    excess = alpha / alpha_0 * (_digamma_excess(alpha) - _digamma_excess(alpha_0))
-    return excess.sum(-1)
-
-
 def _of_label(alpha: Tensor, y: Tensor) -> Tensor:
     return alpha.gather(-1, y[..., None]).squeeze(-1)
 
@@ -90,12 +75,4 @@ def _gamma_entropy(alpha: Tensor) -> Tensor:
     v = 1 / large
     tail = v * (1 / 3 + v * (1 / 12 + v * (1 / 90 - v * (1 / 120 + v / 210))))
     series = 0.5 * (large.log() + LOG_2_PI_E) - tail
-    return closed.where(alpha < LARGE, series)
-
-
-def _digamma_excess(alpha: Tensor) -> Tensor:
-    """ψ(α + 1) − log α, which falls to 1/(2α); its asymptotic series for large α."""
-    small, v = alpha.clamp_max(LARGE), 1 / alpha.clamp_min(LARGE)
-    closed = (small + 1).digamma() - small.log()
-    series = v * (1 / 2 - v * (1 / 12 - v * v * (1 / 120 - v * v / 252)))
     return closed.where(alpha < LARGE, series)
