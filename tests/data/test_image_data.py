@@ -195,6 +195,22 @@ def test_unknown_sets_and_parts_are_listed_with_the_known_ones(root):
         load(root, "cifar10.1-v6", ood=("svhn", "svhn"))
 
 
+@pytest.mark.parametrize("role", ["shifts", "ood"])
+def test_a_set_does_not_share_its_name_with_a_mean_over_shifts(root, role):
+    sets = {"shifts": ("svhn/train",), "ood": ()}
+    sets[role] = (*sets[role], "svhn")
+    with pytest.raises(ConfigError, match="'svhn' is also the mean over 'svhn/train'"):
+        load(root, "cifar10.1-v6", **sets)
+    assert len(load(root, "cifar10.1-v6", ood=("svhn", "svhn/train")).splits) == 3
+
+
+@pytest.mark.parametrize("name", ["train", "cost"])
+def test_no_set_takes_the_name_of_something_else_in_a_run(root, tmp_path, name):
+    write_folder(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"a set is called '{name}'.*rename the file or folder"):
+        load(root, "pets", image_size=8, ood=(str(tmp_path / name),))
+
+
 def test_settings_that_cannot_be_are_refused(root):
     with pytest.raises(ConfigError, match=r"mean=\(0\.5,\): expected 3 entries"):
         load(root, "mine.npz", mean=(0.5,))

@@ -140,6 +140,13 @@ def test_other_shapes_classes_and_files_are_refused(tmp_path):
         Table(train, shifts=(train,), ood=(train,)).load(0)
 
 
+@pytest.mark.parametrize("name", ["train", "cost"])
+def test_no_table_takes_the_name_of_something_else_in_a_run(tmp_path, name):
+    shift = csv(tmp_path / f"{name}.csv")
+    with pytest.raises(ConfigError, match=f"a set is called '{name}'.*rename the file"):
+        Table(csv(tmp_path / "iris.csv"), shifts=(shift,)).load(0)
+
+
 def test_config_survives_a_round_trip():
     config = Table("t.csv", shifts=("a.csv",), label="kind")
     assert from_dict(DataConfig, to_dict(config)) == config
