@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
-from density_softmax.config import ConfigError
+from density_softmax.config import ConfigError, place
 from density_softmax.data.base import DataConfig
 from density_softmax.data.catalog import find_images
 from density_softmax.data.files import DataError, data_root
@@ -58,8 +58,8 @@ class ImageData(DataConfig, kind="images"):
     padding: int = 2
     flip: bool = True
     image_size: int | None = None
-    root: str | None = None
-    workers: int = 2
+    root: str | None = place(None)
+    workers: int = place(2)
 
     def load(self, seed: int) -> Data:
         """Training and held-out images, and the test, shifted and OOD sets."""
