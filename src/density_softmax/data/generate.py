@@ -92,7 +92,7 @@ def _claim(out: Path, text: str, samples: Samples, wanted: Corruption) -> None:
     }
     found = manifest(out)
     if found and found != note:
-        raise DataError(f"{out}: holds {found}, not {note}; choose another directory")
+        raise DataError(f"{out}: holds {found}, not {note}; choose another directory, or delete it")
     if not found and out.is_dir() and any(out.iterdir()):
         raise DataError(f"{out}: not empty, and not written by this command; choose another")
     write_text(out / MANIFEST, json.dumps(note))
