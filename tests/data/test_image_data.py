@@ -94,6 +94,13 @@ def test_official_test_parts_are_kept(root):
     assert (len(data.train), len(data.heldout), len(data.splits[0].source)) == (24, 6, 20)
 
 
+@pytest.mark.parametrize(("part", "number"), [("train", 30), ("test", 20)])
+def test_a_part_that_is_named_is_all_there_is_of_a_set(root, part, number):
+    data = load(root, f"svhn/{part}", heldout=0.25, test_fraction=0.2)
+    sources = (data.train, data.heldout, data.splits[0].source)
+    assert [len(source) for source in sources] == [0.6 * number, 0.2 * number, 0.2 * number]
+
+
 def test_only_training_batches_with_a_seed_are_augmented(root):
     data = load(root, "mine.npz")
     plain = one_batch(data.train).x
