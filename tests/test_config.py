@@ -17,7 +17,10 @@ from density_softmax.config import (
     differences,
     from_dict,
     override,
+    place,
+    places,
     to_dict,
+    without_places,
 )
 from density_softmax.data import Table
 from density_softmax.methods import DensitySoftmax, Deterministic, MethodConfig
@@ -318,6 +321,23 @@ def test_a_config_in_place_of_nothing_is_said_by_what_differs_from_its_defaults(
     (change,) = differences(without, with_head)
     assert change == 'head={"epochs": 3, "optimizer": {"kind": "sgd", "lr": 0.3}}'
     assert override(without, change) == with_head
+
+
+def test_where_is_left_out_of_a_config_and_of_its_parts() -> None:
+    @dataclass(frozen=True)
+    class Printer:
+        ink: str = "black"
+        room: int | None = place(None)
+
+    @dataclass(frozen=True)
+    class Job:
+        pages: int = 1
+        folder: str = place(".")
+        printer: Printer = Printer()
+
+    moved = Job(2, "elsewhere", Printer("red", 7))
+    assert without_places(moved) == Job(2, printer=Printer("red"))
+    assert places(Job) == {"folder"}
 
 
 def test_a_member_that_cannot_be_made_of_its_kind_alone_is_written_in_full() -> None:

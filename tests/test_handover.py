@@ -171,7 +171,7 @@ def test_another_seed_is_named(donor: Path, tmp_path: Path) -> None:
 
 def test_where_a_run_computes_and_what_it_is_tested_on_make_no_difference() -> None:
     base = get_recipe("cifar10_small", "density_softmax")
-    data = replace(base.data, root="elsewhere", shifts=("cifar10-c/fog/3",), ood=())
+    data = replace(base.data, root="elsewhere", workers=7, shifts=("cifar10-c/fog/3",), ood=())
     engine = replace(base.engine, devices=4, predict_batch_size=7)
     method = replace(base.method, layers=(), last=not base.method.last, head=None)
     other = replace(base, name="mine", data=data, engine=engine, method=method, data_seed=3)

@@ -51,6 +51,9 @@ Found = dict[str, dict[str, float]]
 # In-domain test samples on which the lower bound of the Lipschitz constant is the largest seen.
 LIPSCHITZ_SAMPLES = 256
 
+# What a split is to a run, by a metric that tells.
+ROLES = {"nll": "shift", "cnll": "mean over shifts", "auroc:confidence": "ood"}
+
 # File systems allow 255 bytes; a variant may be longer.
 LONGEST_NAME = 150
 
@@ -182,6 +185,7 @@ def evaluate(
     fabric = start(recipe.engine)
     fabric.to_device(method)
     data = recipe.load_data(seed)
+    check_roles(path, kept, data.splits)
     found = measure(fabric, recipe, method, data, directory, progress)
     if lipschitz:
         inputs = data.splits[0].source
@@ -343,6 +347,20 @@ def with_sets(recipe: Recipe, shifts: tuple[str, ...], ood: tuple[str, ...]) -> 
             f"the data of recipe '{recipe.name}' are generated whole: leave --shift and --ood away"
         )
     return replace(recipe, data=replace(recipe.data, **named))  # type: ignore[type-var]
+
+
+def check_roles(path: Path, rows: Sequence[Row], splits: Sequence[Split]) -> None:
+    """Refuse splits of which a run has figures in another role: rows would mix the two."""
+    had = {row.split: ROLES[row.metric] for row in rows if row.metric in ROLES}
+    now: dict[str, str] = {split.name: split.role for split in splits if split.role != "iid"}
+    shifts = [name for name, role in now.items() if role == "shift" and "/" in name]
+    now |= dict.fromkeys((name.partition("/")[0] for name in shifts), "mean over shifts")
+    for name, role in now.items():
+        if had.get(name, role) != role:
+            raise UserError(
+                f"{name}: {path} has figures of it as {had[name]}, and cannot have any as {role} "
+                "beside them; leave it away, or rename your file"
+            )
 
 
 def by_split(rows: Sequence[Row]) -> Found:

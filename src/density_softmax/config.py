@@ -24,7 +24,10 @@ __all__ = [
     "differences",
     "from_dict",
     "override",
+    "place",
+    "places",
     "to_dict",
+    "without_places",
 ]
 
 C = TypeVar("C")
@@ -40,6 +43,28 @@ def at_least(settings: object, **bounds: float) -> None:
         value = getattr(settings, name)
         if value is not None and value < bound:
             raise ConfigError(f"{name}={value}: choose {bound} or more")
+
+
+def place(default: Any) -> Any:
+    """A field that says where to compute or to read, not what: it names no variant of a result."""
+    return dataclasses.field(default=default, metadata={"place": True})
+
+
+def places(config: Any) -> frozenset[str]:
+    """The names of these fields, of a config or of its class."""
+    return frozenset(f.name for f in dataclasses.fields(config) if "place" in f.metadata)
+
+
+def without_places(config: C) -> C:
+    """A copy in which these fields have their defaults, also those of its parts."""
+    new: dict[str, Any] = {}
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        value = getattr(config, field.name)
+        if field.name in places(config):
+            new[field.name] = field.default
+        elif dataclasses.is_dataclass(value):
+            new[field.name] = without_places(value)
+    return dataclasses.replace(config, **new)  # type: ignore[type-var]
 
 
 class Family:

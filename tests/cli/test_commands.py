@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
@@ -84,6 +85,19 @@ def test_evaluate_adds_named_sets_to_what_was_found(tmp_path, monkeypatch):
     assert ("digits-c/impulse_noise/5", "auroc:entropy") in after
     shifts = [after[f"digits-c/{name}", "nll"] for name in ("fog/1", "contrast/5")]
     assert after["digits-c", "cnll"] == pytest.approx(sum(shifts) / 2)
+
+
+def test_evaluate_gives_no_split_a_second_role(tmp_path, monkeypatch, capsys):
+    out, one = tmp_path / "run", ("method.descent.epochs=1", 'data.shifts=["digits-c/fog/1"]')
+    train = ("train", "digits", "--method", "deterministic", *settings(*one), "--out", out)
+    assert call(monkeypatch, *train) == 0
+    before = contents(out)
+    np.savez(tmp_path / "digits-c.npz", x=np.zeros((2, 8, 8), np.uint8))
+    roles = {"digits-c/fog/1": "shift", tmp_path / "digits-c.npz": "mean over shifts"}
+    for name, role in roles.items():
+        assert call(monkeypatch, "evaluate", out, "--ood", name) == 2
+        assert f"has figures of it as {role}, and cannot have any as ood" in capsys.readouterr().err
+    assert contents(out) == before
 
 
 def test_evaluate_on_sets_by_name_needs_data_that_have_names(run_directory, monkeypatch, capsys):

@@ -94,6 +94,14 @@ def test_a_file_is_fetched_once_with_progress(tmp_path, server):
     assert len(server.ranges) == 1
 
 
+def test_a_set_that_was_made_here_is_not_filled_up(tmp_path, server):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "generated.json").write_text("{}")
+    with pytest.raises(DownloadError, match=r"set: holds a set that was corrupted here.*delete it"):
+        fetch(plain(server), tmp_path)
+    assert server.ranges == []
+
+
 def test_a_download_is_continued_where_it_broke_off(tmp_path, server):
     put_part(tmp_path, PAYLOAD[:1000])
     fetch(plain(server), tmp_path)

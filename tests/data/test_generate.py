@@ -90,6 +90,14 @@ def test_files_have_the_layout_of_imagenet_c(tmp_path):
     assert [len(split.source) for split in config.load(0).splits[1:]] == [4] * 4
 
 
+def test_files_that_would_become_one_are_named_and_nothing_is_written(tmp_path):
+    write_folder(tmp_path / "pets", num_images=2)
+    (tmp_path / "pets" / "cat" / "1.png").with_suffix(".jpg").write_bytes(b"")
+    with pytest.raises(DataError, match=r"1\.jpg and 1\.png would both become cat/1\.JPEG"):
+        corrupt_set("pets", tmp_path, tmp_path / "c", Corruption(kinds=("contrast",)))
+    assert not (tmp_path / "c").exists()
+
+
 def test_half_written_severities_of_files_are_made_again(tmp_path):
     write_folder(tmp_path / "pets", num_images=2)
     wanted = Corruption(kinds=("contrast",), severities=(1, 2), image_size=32)

@@ -94,6 +94,13 @@ def test_official_test_parts_are_kept(root):
     assert (len(data.train), len(data.heldout), len(data.splits[0].source)) == (24, 6, 20)
 
 
+@pytest.mark.parametrize(("part", "number"), [("train", 30), ("test", 20)])
+def test_a_part_that_is_named_is_all_there_is_of_a_set(root, part, number):
+    data = load(root, f"svhn/{part}", heldout=0.25, test_fraction=0.2)
+    sources = (data.train, data.heldout, data.splits[0].source)
+    assert [len(source) for source in sources] == [0.6 * number, 0.2 * number, 0.2 * number]
+
+
 def test_only_training_batches_with_a_seed_are_augmented(root):
     data = load(root, "mine.npz")
     plain = one_batch(data.train).x
@@ -193,6 +200,22 @@ def test_unknown_sets_and_parts_are_listed_with_the_known_ones(root):
         load(root, "cifar10-c")
     with pytest.raises(ConfigError, match="two sets are called 'svhn'"):
         load(root, "cifar10.1-v6", ood=("svhn", "svhn"))
+
+
+@pytest.mark.parametrize("role", ["shifts", "ood"])
+def test_a_set_does_not_share_its_name_with_a_mean_over_shifts(root, role):
+    sets = {"shifts": ("svhn/train",), "ood": ()}
+    sets[role] = (*sets[role], "svhn")
+    with pytest.raises(ConfigError, match="'svhn' is also the mean over 'svhn/train'"):
+        load(root, "cifar10.1-v6", **sets)
+    assert len(load(root, "cifar10.1-v6", ood=("svhn", "svhn/train")).splits) == 3
+
+
+@pytest.mark.parametrize("name", ["train", "cost"])
+def test_no_set_takes_the_name_of_something_else_in_a_run(root, tmp_path, name):
+    write_folder(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"a set is called '{name}'.*rename the file or folder"):
+        load(root, "pets", image_size=8, ood=(str(tmp_path / name),))
 
 
 def test_settings_that_cannot_be_are_refused(root):

@@ -54,6 +54,12 @@ def test_class_names_give_labels_their_meaning(tmp_path):
         open_images(npz(tmp_path, x=X, y=Y + 2, class_names=names)).read("all")
 
 
+def test_a_label_that_is_no_class_name_is_named(tmp_path):
+    path = npz(tmp_path, x=X, y=np.array(["a", "b", "z"])[Y], class_names=np.array(["a", "b"]))
+    with pytest.raises(DataError, match=r"mine\.npz: label 'z' is not in class_names.*: a, b$"):
+        open_images(path).read("all")
+
+
 def test_images_without_labels_can_be_read(tmp_path):
     read = open_images(npz(tmp_path, x=X)).read("all")
     assert read.class_names == ()

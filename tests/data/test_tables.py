@@ -21,6 +21,12 @@ def everything(source):
     return next(source.read([list(range(len(source)))], CPU))
 
 
+def raw(data, source):
+    """What the rows of a source were before they were standardised."""
+    mean, std = (torch.tensor(data.normalisation[name]) for name in ("mean", "std"))
+    return everything(source).x * std + mean
+
+
 def test_a_csv_file_becomes_all_that_a_run_reads(tmp_path):
     data = Table(csv(tmp_path / "iris.csv")).load(seed=0)
     assert data.task.class_names == ("setosa", "virginica")
@@ -37,16 +43,32 @@ def test_training_rows_are_standardised_by_themselves(tmp_path):
     assert everything(data.heldout).x.mean().abs() > 1e-3
 
 
-def test_a_constant_column_is_not_scaled(tmp_path):
-    np.savez(tmp_path / "t.npz", x=np.ones((20, 1)), y=np.arange(20) % 2)
-    assert everything(Table(str(tmp_path / "t.npz")).load(0).train).x.abs().max() == 0
+@pytest.mark.parametrize("value", [1.0, 0.1])  # the mean of many 0.1 is not 0.1
+def test_a_constant_column_is_not_scaled(tmp_path, value):
+    np.savez(tmp_path / "t.npz", x=np.full((120, 1), value), y=np.arange(120) % 2)
+    data = Table(str(tmp_path / "t.npz")).load(0)
+    assert data.normalisation["std"] == [1.0]
+    assert everything(data.train).x.abs().max() < 1e-15
+
+
+def test_large_numbers_keep_their_differences(tmp_path):
+    seconds = np.arange(100.0)
+    np.savez(tmp_path / "t.npz", x=1.7e9 + seconds[:, None], y=np.arange(100) % 2)
+    data = Table(str(tmp_path / "t.npz")).load(0)
+    batches = [everything(s) for s in (data.train, data.heldout, data.splits[0].source)]
+    mean, std = (data.normalisation[name][0] for name in ("mean", "std"))
+    x = torch.cat([batch.x for batch in batches])
+    assert x.dtype == torch.float32
+    found = x[:, 0].double() * std + (mean - 1.7e9)
+    np.testing.assert_allclose(found.sort().values, seconds, atol=1e-4)
 
 
 def test_the_seed_decides_what_is_held_out_but_not_what_is_tested(tmp_path):
     table = Table(csv(tmp_path / "iris.csv"))
     first, second = table.load(0), table.load(1)
-    assert not torch.equal(first.heldout.x, second.heldout.x)
-    assert torch.equal(first.splits[0].source.x, second.splits[0].source.x)
+    assert not torch.allclose(raw(first, first.heldout), raw(second, second.heldout))
+    tested = [raw(data, data.splits[0].source) for data in (first, second)]
+    torch.testing.assert_close(*tested)
 
 
 def test_files_are_matched_by_column_names(tmp_path):
@@ -55,7 +77,7 @@ def test_files_are_matched_by_column_names(tmp_path):
     data = Table(train, test=csv(tmp_path / "test.csv"), ood=(str(tmp_path / "other.csv"),)).load(0)
     ood = data.splits[1]
     assert (ood.name, ood.role) == ("other", "ood")
-    assert ood.source.x.tolist() == [[1, 2], [3, 4]]
+    torch.testing.assert_close(raw(data, ood.source), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert ood.source.y.tolist() == [-1, -1]
     assert len(data.splits[0].source) == 50
 
@@ -138,6 +160,13 @@ def test_other_shapes_classes_and_files_are_refused(tmp_path):
         read_table(tmp_path / "t.txt")
     with pytest.raises(ConfigError, match="two sets are called 'iris'"):
         Table(train, shifts=(train,), ood=(train,)).load(0)
+
+
+@pytest.mark.parametrize("name", ["train", "cost"])
+def test_no_table_takes_the_name_of_something_else_in_a_run(tmp_path, name):
+    shift = csv(tmp_path / f"{name}.csv")
+    with pytest.raises(ConfigError, match=f"a set is called '{name}'.*rename the file"):
+        Table(csv(tmp_path / "iris.csv"), shifts=(shift,)).load(0)
 
 
 def test_config_survives_a_round_trip():

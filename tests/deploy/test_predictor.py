@@ -165,8 +165,17 @@ def test_a_file_for_torch_is_told_from_a_broken_one(tmp_path):
 
 def test_tables_are_prepared_as_in_training(vector_file):
     rows = draw(6, 2)
-    expected = Standardization(torch.tensor(TABLE["mean"]), torch.tensor(TABLE["std"]))(rows, None)
+    moments = (torch.tensor(TABLE[name], dtype=torch.float64) for name in ("mean", "std"))
+    expected = Standardization(*moments)(rows)
     np.testing.assert_array_equal(ds.Predictor(vector_file).prepare(rows), expected)
+
+
+def test_large_numbers_are_served_as_they_are_learned():
+    rows = 1.7e9 + draw(50, 2).double()
+    learned = Standardization.of(rows)
+    served = Normalisation("table", *(tuple(moments.tolist()) for moments in learned))
+    np.testing.assert_array_equal(served(rows.numpy()), learned(rows))
+    assert len(np.unique(served(rows.numpy()))) == 100
 
 
 def test_unknown_inputs_are_those_above_the_threshold_of_the_share(vector_file):

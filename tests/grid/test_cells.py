@@ -7,7 +7,7 @@ import torch
 from small_grid import cells_of
 
 from density_softmax.benchmark import identify, prepare
-from density_softmax.config import ConfigError, to_dict
+from density_softmax.config import ConfigError, override, to_dict
 from density_softmax.engine import RunDirectory
 from density_softmax.errors import UserError
 from density_softmax.grid.cells import choose_methods, plan
@@ -98,11 +98,20 @@ def test_where_a_cell_was_computed_makes_no_difference(tmp_path: Path) -> None:
     assert cell.is_finished()
 
 
+def test_where_the_data_were_makes_no_difference_but_which_they_were_does(tmp_path: Path) -> None:
+    (cell,) = plan("cifar10_small", ["deterministic"], 1, tmp_path)
+    moved = [override(cell.recipe, c) for c in ("data.root=/elsewhere", "data.train=svhn")]
+    for recipe, expected in zip(moved, (True, False), strict=True):
+        directory = RunDirectory(tmp_path / str(expected))
+        directory.claim(identify(recipe, cell.seed), resume=False)
+        assert directory.holds(identify(cell.recipe, cell.seed)) is expected
+
+
 def test_long_variants_have_short_directories_of_their_own() -> None:
     paths = set()
     for last in range(3):
         layers = ", ".join(f'"blocks.{i}.linear"' for i in (*range(8), last))
-        changes = [f"density_softmax.layers=[{layers}]", 'data.root="x"'][:1]
+        changes = [f"density_softmax.layers=[{layers}]"]
         (cell,) = plan("toy", ["density_softmax"], 1, OUT, changes=changes)
         paths.add(cell.path)
         assert len(cell.line.encode()) < 200

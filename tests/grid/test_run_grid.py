@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from small_grid import cells_of, results, run_inline, without_costs
 
-from density_softmax.benchmark import evaluate, run
+from density_softmax.benchmark import evaluate, identify, prepare, run
+from density_softmax.engine import RunDirectory
 from density_softmax.engine.evaluate import CONTENDERS
 from density_softmax.errors import UserError
 from density_softmax.grid.latency import measure_latencies
@@ -134,6 +135,14 @@ def test_runs_on_other_data_are_not_timed_together(whole: Path, tmp_path: Path) 
     run_inline(tmp_path, ["deterministic"], 1, "data.shape=two_ovals")
     with pytest.raises(UserError, match="has other data"):
         measure_latencies([*sorted(whole.glob("*/seed0")), *sorted(tmp_path.glob("*/seed0"))])
+
+
+def test_runs_whose_data_are_elsewhere_are_not_runs_on_other_data(tmp_path: Path) -> None:
+    for root in ("here", "there"):
+        recipe = prepare("digits", "deterministic", [f"data.root={root}"])
+        RunDirectory(tmp_path / root).claim(identify(recipe, 0), resume=False)
+    with pytest.raises(UserError, match="is not finished"):  # all else would do
+        measure_latencies([tmp_path / "here", tmp_path / "there"])
 
 
 def test_the_members_of_an_ensemble_are_cells_before_it(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from density_softmax.benchmark import identify, run
+from density_softmax.benchmark import identify, run, run_name
 from density_softmax.config import ConfigError, from_dict, override, to_dict
 from density_softmax.methods import DensitySoftmax, MethodConfig
 from density_softmax.recipes import RECIPES, Recipe, get_recipe
@@ -42,6 +42,15 @@ def test_the_variant_is_the_deviation_from_the_recipe(changes, variant):
     for change in changes:
         recipe = override(recipe, change)
     assert identify(recipe, seed=0)["variant"] == variant
+
+
+def test_where_the_data_are_is_no_variant_and_in_no_name():
+    recipe = get_recipe("cifar10_small")
+    moved = override(recipe, "data.root=/elsewhere", "data.workers=7")
+    assert identify(moved, seed=0)["variant"] == "default"
+    assert run_name(moved, seed=0) == run_name(recipe, seed=0)
+    toy = override(get_recipe("toy"), "data=images", "data.root=/elsewhere")
+    assert identify(toy, seed=0)["variant"] == "data=images"
 
 
 LEAST = {

@@ -6,7 +6,7 @@ import pytest
 from density_softmax.methods import MethodConfig
 from density_softmax.recipes import RECIPES
 from density_softmax.report.names import METHODS, method_name
-from density_softmax.report.paper import paper_penalties, paper_results, paper_value
+from density_softmax.report.paper import paper_penalties, paper_results, paper_shifts, paper_value
 from density_softmax.report.rendering import as_csv, as_html, as_latex, as_text
 from density_softmax.report.tables import Table, build_tables, fold
 from density_softmax.types import Row
@@ -123,6 +123,16 @@ def test_the_paper_does_not_stand_beside_anything_else(recipe: str, variant: str
     table = results(recipe, variant=variant)
     assert quoted(table) == {}
     assert "ICML 2024" not in table.remark
+
+
+def test_the_papers_means_stand_beside_means_over_the_same_shifts_alone() -> None:
+    keys = [(split, "nll") for split in sorted(paper_shifts("cifar10-c"))]
+    keys += [("cifar10-c", "cnll")]
+    rows = [Row("cifar10", "deterministic", "default", 0, *key, 0.5) for key in keys]
+    same, more = rows, [*rows, rows[0]._replace(split="cifar10-c/saturate/1")]
+    for found, expected in ((same, {"cNLL, cifar10-c": [1.05]}), (more, {})):
+        table = next(t for t in build_tables(found, paper_results()) if t.role == "results")
+        assert quoted(table) == expected
 
 
 def test_a_control_that_the_paper_has_not_is_shown_without_its_figures() -> None:

@@ -8,6 +8,7 @@ from density_softmax.report.names import (
     line_name,
     line_order,
     metric_name,
+    setting_name,
     split_variant,
     variant_of_data,
     variant_of_line,
@@ -52,6 +53,21 @@ def test_a_variant_is_its_data_part_and_the_rest() -> None:
     assert variant_of_line("data.shape=two_ovals, scale=max") == "scale=max"
     assert variant_of_line("data.shape=two_ovals") == "default"
     assert variant_of_data("default") == ""
+
+
+def test_data_of_another_kind_are_the_data_part_of_a_variant() -> None:
+    table = 'data={"kind": "table", "train": "rows.csv", "ood": ["a.csv"]}'
+    assert variant_of_data(f"{table}, data_seed=1, scale=max") == table
+    assert variant_of_line(f"{table}, data_seed=1, scale=max") == "data_seed=1, scale=max"
+    assert variant_of_data("data=images, data.train=svhn") == "data=images, data.train=svhn"
+
+
+def test_a_setting_is_named_after_its_recipe_and_what_changes_its_data() -> None:
+    assert setting_name("toy", "") == "toy"
+    assert setting_name("toy", "data.train=mydata.csv") == "toy (train=mydata.csv)"
+    assert setting_name("toy", "data=images, data.train=svhn") == "toy (data=images, train=svhn)"
+    table = 'data={"kind": "table", "train": "rows.csv", "ood": ["a.csv"]}'
+    assert setting_name("toy", table) == "toy (data=table, train: rows.csv, ood: [a.csv])"
 
 
 def test_means_over_shifts_are_named_and_judged_like_what_they_are_means_of() -> None:

@@ -1,9 +1,13 @@
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
+from pathlib import Path
 
+from density_softmax.report.paper import paper_penalties, paper_results
+from density_softmax.report.penalty_table import build_penalty_tables
 from density_softmax.report.rendering import as_csv, as_html, as_latex, as_text
+from density_softmax.report.runs import find_runs
 from density_softmax.report.tables import Table, build_tables
 from density_softmax.types import Row
 
@@ -78,6 +82,18 @@ def test_latex_escapes_what_it_would_interpret() -> None:
     text = as_latex(table(rows("sngp", [0.5], variant="mean_field=5%&more#1$")))
     assert r"SNGP (mean\_field=5\%\&more\#1\$) & 1" in text
     assert r"NLL $\downarrow$" in text
+
+
+def test_latex_needs_no_sign_beyond_ascii(tmp_path: Path, make_images: Callable[..., Path]) -> None:
+    make_images("density_softmax", name="cifar10")
+    make_images("density_softmax", "penalty=none", config={"penalty": {"kind": "none"}})
+    make_images("density_softmax")
+    found = find_runs([tmp_path])
+    penalties = build_penalty_tables(found.finished, paper_penalties())
+    assert [line.name[0] for table in penalties for line in table.lines] == ["λ", "λ"]
+    for each in [*build_tables(found.rows(), paper_results()), *penalties]:
+        lines = [line for line in as_latex(each).splitlines() if not line.startswith("%")]
+        assert all(line.isascii() for line in lines), each.title
 
 
 def test_html_escapes_what_it_would_interpret() -> None:

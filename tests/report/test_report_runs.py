@@ -110,6 +110,9 @@ def test_the_command_sets_what_the_variant_names(variant: str, assignments: list
         ("toy", ["method.head=null", "data.shape=two_ovals", "encoder.depth=2"]),
         ("toy", ["method.representation.epochs=3", "engine.precision=bf16-mixed"]),
         ("digits", ["method.penalty=none", 'method.head={"epochs": 2}', "method.energy=true"]),
+        ("toy", ["data=images", "data.train=svhn", "data_seed=3"]),
+        ("toy", ['data={"kind": "table", "train": "rows.csv"}', "encoder=wide_resnet"]),
+        ("digits", ["encoder=resffn", "encoder.depth=2"]),
     ],
 )
 def test_the_command_rebuilds_the_recipe(name: str, changes: list[str]) -> None:

@@ -156,6 +156,44 @@ def test_other_data_make_another_table() -> None:
     assert [table.lines[0].name for table in tables] == ["ERM", "ERM (scale=max)"]
 
 
+def shifted(method: str, kinds: Sequence[str], values: Sequence[float]) -> list[Row]:
+    """Rows of one shift of each kind, the last kind worse by 1, and the mean over all."""
+    worse = [0.0] * (len(kinds) - 1) + [1.0]
+    found = []
+    for kind, more in zip(kinds, worse, strict=True):
+        found += rows(method, [value + more for value in values], split=f"set-c/{kind}/1")
+    means = [value + 1 / len(kinds) for value in values]
+    return found + rows(method, means, "cnll", "set-c")
+
+
+def test_means_over_shifts_are_compared_over_the_same_shifts() -> None:
+    kinds = ("fog", "frost", "snow")
+    found = shifted("deterministic", kinds, CLEAR[0]) + shifted("sngp", kinds[:2], CLEAR[1])
+    erm, sngp = table(found, "shift").lines
+    assert erm.cells[0] is not None
+    assert sngp.cells[0] is not None
+    assert erm.cells[0].mean == pytest.approx(np.mean(CLEAR[0]))  # without the snow that it has
+    assert sngp.cells[0].mean == pytest.approx(np.mean(CLEAR[1]) + 0.5)
+    assert (erm.cells[0].best, sngp.cells[0].best) == (True, False)
+
+
+def test_a_remark_says_what_means_over_shifts_leave_out() -> None:
+    whole = shifted("deterministic", ("fog", "frost"), [0.1])
+    assert "Means" not in table(whole, "results").remark
+    found = whole + shifted("sngp", ("fog", "snow", "rain"), [0.1])
+    for role in ("results", "shift"):
+        assert "Means over set-c are of the 1 shifts that all runs have, without 3 that only" in (
+            table(found, role).remark
+        )
+    assert "Means" not in table(found, "each shift").remark
+
+
+def test_runs_without_a_shift_in_common_have_no_means_to_compare() -> None:
+    found = shifted("deterministic", ("fog",), [0.1]) + shifted("sngp", ("snow",), [0.1])
+    assert "of the 0 shifts" in table(found + rows("sngp", [0.1]), "results").remark
+    assert all(each.role != "shift" for each in build_tables(found))
+
+
 def test_a_method_without_figures_keeps_its_line() -> None:
     found = rows("deterministic", [0.9], "ece") + rows("sngp", [0.9], "auroc:entropy", "svhn")
     lines = table(found, "ood").lines

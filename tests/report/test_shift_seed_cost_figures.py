@@ -7,10 +7,17 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from density_softmax.engine.run_directory import RunDirectory
 from density_softmax.report.boxes import box_figure, find_boxes, write_boxes
 from density_softmax.report.costs import machine_of, write_costs
 from density_softmax.report.runs import find_runs, rows_of
-from density_softmax.report.samples import deviation, mean, samples_by_line, with_totals
+from density_softmax.report.samples import (
+    deviation,
+    mean,
+    samples_by_line,
+    with_shared_means,
+    with_totals,
+)
 from density_softmax.report.seeds import find_columns, seed_figure, write_seeds
 from density_softmax.report.severities import mean_over_types, write_severities
 from density_softmax.report.splits import find_splits
@@ -67,6 +74,29 @@ def test_means_over_types_are_those_of_the_rows(tmp_path: Path, make_images: Mak
 def test_a_seed_that_lacks_a_type_does_not_count() -> None:
     samples = {("s/a/1", "nll"): {0: 1.0, 1: 2.0}, ("s/b/1", "nll"): {0: 3.0}}
     assert mean_over_types(samples, {1: ["s/a/1", "s/b/1"]}, "nll") == {1: {0: 2.0}}
+
+
+def drop(run: Path, split: str) -> None:
+    rows = [row for row in RunDirectory(run).rows() if row.split != split]
+    RunDirectory(run).save_rows(rows)
+
+
+def test_a_shift_that_one_run_lacks_is_left_out_of_all_and_takes_no_line_away(
+    tmp_path: Path, make_images: MakeRun
+) -> None:
+    make_images("sngp")
+    drop(make_images(), "set-c/fog/2")
+    rows = rows_of(find_runs([tmp_path]).finished)
+    lines, levels = samples_by_line(rows), find_splits(rows).corrupted["set-c"]
+    assert levels[2] == ["set-c/glass_blur/2"]
+    for samples in lines.values():
+        assert list(mean_over_types(samples, levels, "nll")) == [0, 1, 2, 3]
+    assert [len(boxes[2]) for boxes in find_boxes(lines, levels, "nll").values()] == [1, 1]
+    shared = samples_by_line(with_shared_means(rows))
+    for name, samples in lines.items():
+        members = [f"set-c/{k}/{n}" for k in ("fog", "glass_blur") for n in (1, 2, 3)]
+        each = [samples[split, "ece"][0] for split in members if split != "set-c/fog/2"]
+        assert shared[name]["set-c", "cece"][0] == pytest.approx(np.mean(each))
 
 
 def test_severities_have_a_line_for_each_method(

@@ -160,11 +160,19 @@ CATALOG: dict[str, Entry] = {
 
 
 class Selection(NamedTuple):
-    """Some parts of a set, under the name that rows carry."""
+    """Some parts of a set, under the name that rows carry.
+
+    Attributes:
+        name: of the set.
+        images: all of it.
+        parts: which of its parts are meant.
+        whole: whether these are what the bare name of the set means.
+    """
 
     name: str
     images: ImageSet
     parts: tuple[str, ...]
+    whole: bool
 
     def split_name(self, part: str) -> str:
         """`svhn` for a test set, `cifar10-c/fog/3` for one part of many."""
@@ -186,13 +194,12 @@ def find_images(text: str, root: Path) -> Selection:
     name, _, part = text.partition("/")
     if name in CATALOG:
         images = CATALOG[name].open(root)
-        return Selection(name, images, _parts(images, part, name))
+        return Selection(name, images, _parts(images, part, name), whole=not part)
     for path in (Path(text).expanduser(), root / text):
         if path.exists():
             images = open_images(path)
-            return Selection(
-                path.stem if path.is_file() else path.name, images, images.default_parts
-            )
+            name = path.stem if path.is_file() else path.name
+            return Selection(name, images, images.default_parts, whole=True)
     raise DataError(
         f"unknown data set '{text}'; {_hint(name)}there are: {', '.join(CATALOG)}; "
         "or give the path of an .npz file or of an image folder"

@@ -18,6 +18,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from density_softmax.data.corrupted import MANIFEST
 from density_softmax.data.files import DataError, Report, full_disk_named, is_disk_full
 from density_softmax.version import __version__
 
@@ -65,6 +66,7 @@ def fetch(item: Download, root: Path, report: Report | None = None) -> None:
     """Bring `item` under `root`, unless it is there."""
     if item.present(root):
         return
+    _check_destination(item, root)
     report = report or (lambda what, done, total: None)
     path = root / item.file
     with full_disk_named(path):
@@ -79,6 +81,16 @@ def fetch(item: Download, root: Path, report: Report | None = None) -> None:
             if missing:
                 raise DownloadError(f"{path}: unpacked, but {missing[0]} was not in it")
             path.unlink()
+
+
+def _check_destination(item: Download, root: Path) -> None:
+    """Refuse to fill up a set that `data corrupt` wrote: its manifest would not hold any more."""
+    for folder in dict.fromkeys((root / path).parent for path in item.provides):
+        if (folder / MANIFEST).exists():
+            raise DownloadError(
+                f"{folder}: holds a set that was corrupted here, see its {MANIFEST}; "
+                "fetch into another --root, or delete it first"
+            )
 
 
 def _check_placed(item: Download, path: Path, report: Report) -> None:

@@ -73,6 +73,8 @@ def corrupt_set(
     samples = selection.images.read(selection.parts[0]).sized(wanted.image_size, 3)
     if not samples.class_names:
         raise DataError(f"{text}: no labels; a corrupted set is written with them")
+    if isinstance(samples, ImageFiles):
+        _check_targets(samples)
     with full_disk_named(out):
         _claim(out, text, samples, wanted)
         if isinstance(samples, ImageFiles):
@@ -92,7 +94,7 @@ def _claim(out: Path, text: str, samples: Samples, wanted: Corruption) -> None:
     }
     found = manifest(out)
     if found and found != note:
-        raise DataError(f"{out}: holds {found}, not {note}; choose another directory")
+        raise DataError(f"{out}: holds {found}, not {note}; choose another directory, or delete it")
     if not found and out.is_dir() and any(out.iterdir()):
         raise DataError(f"{out}: not empty, and not written by this command; choose another")
     write_text(out / MANIFEST, json.dumps(note))
@@ -153,12 +155,29 @@ def _write_files(files: ImageFiles, out: Path, wanted: Corruption, report: Repor
         report(kind, total, total)
 
 
+def _check_targets(files: ImageFiles) -> None:
+    """Refuse images that differ in the ending of their names alone: one would replace the other."""
+    sources: dict[Path, Path] = {}
+    for index in range(len(files)):
+        source, target = files.path(index), _target(files, index)
+        if target in sources:
+            raise DataError(
+                f"{sources[target]} and {source.name} would both become {target}; rename one"
+            )
+        sources[target] = source
+
+
+def _target(files: ImageFiles, index: int) -> Path:
+    """Where a corrupted image goes, below the folder of its type and severity."""
+    return files.path(index).relative_to(files.folder).with_suffix(".JPEG")
+
+
 def _write_batch(
     files: ImageFiles, indices: range, folder: Path, kind: str, severity: int, seed: int
 ) -> None:
     pixels = files.decode(indices).permute(0, 2, 3, 1).numpy()
     corrupted = corrupt(np.ascontiguousarray(pixels), kind, severity, indices=indices, seed=seed)
     for index, image in zip(indices, corrupted, strict=True):
-        path = folder / files.path(index).relative_to(files.folder).with_suffix(".JPEG")
+        path = folder / _target(files, index)
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(path, quality=JPEG_QUALITY, optimize=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
-from density_softmax.config import ConfigError
+from density_softmax.config import ConfigError, place
 from density_softmax.data.base import DataConfig
 from density_softmax.data.catalog import find_images
 from density_softmax.data.files import DataError, data_root
@@ -28,12 +28,13 @@ class ImageData(DataConfig, kind="images"):
     `cifar10-c/fog`, `cifar10/train`), or the path of an .npz file or an image folder.
 
     Attributes:
-        train: the set to learn from; its own test part becomes the split `iid`.
+        train: the set to learn from; its own test part becomes the split `iid`, unless a part is
+            named, which is then all there is of the set.
         shifts: sets of the same classes under other conditions.
         ood: sets of anything else; their labels are not used.
         heldout: share of the training part kept for calibration, chosen by the seed.
-        test_fraction: share that becomes `iid` where the set has no test part; the same for
-            every seed.
+        test_fraction: share that becomes `iid` where the set has no test part, or one part of it
+            is named; the same for every seed.
         mean: per channel, of pixel values between 0 and 1; null computes it from the images
             trained on (of a folder, from 512 of them).
         std: likewise.
@@ -58,8 +59,8 @@ class ImageData(DataConfig, kind="images"):
     padding: int = 2
     flip: bool = True
     image_size: int | None = None
-    root: str | None = None
-    workers: int = 2
+    root: str | None = place(None)
+    workers: int = place(2)
 
     def load(self, seed: int) -> Data:
         """Training and held-out images, and the test, shifted and OOD sets."""
@@ -82,8 +83,8 @@ class ImageData(DataConfig, kind="images"):
 
     def _in_domain(self) -> tuple[Samples, Samples]:
         """The training part and the test part of the training set."""
-        name, images, parts = find_images(self.train, data_root(self.root))
-        if parts == ("test",) and "train" in images.parts:
+        name, images, parts, whole = find_images(self.train, data_root(self.root))
+        if whole and {"train", "test"} <= set(images.parts):
             train, test = (
                 images.read(part).sized(self.image_size, 3) for part in ("train", "test")
             )

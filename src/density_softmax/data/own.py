@@ -91,6 +91,11 @@ class NpzImages(ImageSet):
             return check_labels(torch.from_numpy(y.astype(np.int64)), len(names), self.path)
         places = {name: place for place, name in enumerate(names)}
         values, inverse = np.unique(y, return_inverse=True)
+        if unknown := [value for value in values if str(value) not in places]:
+            raise DataError(
+                f"{self.path}: label '{unknown[0]}' is not in class_names; "
+                f"there are: {', '.join(names)}"
+            )
         return torch.tensor([places[str(value)] for value in values])[torch.from_numpy(inverse)]
 
 

@@ -23,27 +23,30 @@ from torch import Tensor
 from density_softmax.data.base import DataConfig
 from density_softmax.data.files import DataError, load_npz, require
 from density_softmax.data.own import array_parts, class_order
-from density_softmax.data.sources import ArraySource, Preparation
+from density_softmax.data.sources import ArraySource
 from density_softmax.data.splits import named_apart, split_off
 from density_softmax.types import Data, Split, Task
 
 __all__ = ["Columns", "Rows", "Standardization", "Table", "read_table"]
 
 
-@final
-class Standardization(Preparation):
-    """(x − mean)/std of every feature."""
+class Standardization(NamedTuple):
+    """(x − mean)/std of every feature, with moments in float64."""
 
-    def __init__(self, mean: Tensor, std: Tensor) -> None:
-        self.mean, self.std = mean, std
+    mean: Tensor
+    std: Tensor
 
-    def draw(self, num_samples: int, generator: torch.Generator) -> Tensor:
-        """Nothing is random."""
-        return torch.empty(num_samples, 0)
+    @classmethod
+    def of(cls, x: Tensor) -> Standardization:
+        """From rows in float64; a constant feature is left unscaled, however its mean rounds."""
+        std = x.std(dim=0, correction=0)
+        varies = x.amax(dim=0) > x.amin(dim=0)
+        return cls(x.mean(dim=0), torch.where(varies, std, torch.ones_like(std)))
 
-    def __call__(self, x: Tensor, draws: Tensor | None) -> Tensor:
-        """Standardised features."""
-        return (x - self.mean.to(x.device)) / self.std.to(x.device)
+    def __call__(self, x: Tensor) -> Tensor:
+        """Standardised features in float32."""
+        # Only now: float32 counts today's time in steps of two minutes.
+        return ((x.double() - self.mean) / self.std).float()
 
 
 class Columns(NamedTuple):
@@ -59,7 +62,7 @@ class Rows(NamedTuple):
     Attributes:
         file: where they are from.
         columns: what they are called.
-        x: (rows, features), float32.
+        x: (rows, features), float64.
         labels: one per row; None if there are none.
     """
 
@@ -76,7 +79,7 @@ class Rows(NamedTuple):
     def source(self, task: Task, prepare: Standardization, labelled: bool = True) -> ArraySource:
         """What serves these rows in batches, with labels of the task or with none."""
         if not labelled:
-            return ArraySource(self.x, torch.full((len(self.x),), -1), prepare)
+            return ArraySource(prepare(self.x), torch.full((len(self.x),), -1))
         if self.labels is None:
             raise DataError(f"{self.file}: no column '{self.columns.label}'; list it under ood")
         places = {name: place for place, name in enumerate(task.class_names)}
@@ -86,7 +89,7 @@ class Rows(NamedTuple):
                 f"there are: {', '.join(task.class_names)}"
             )
         y = torch.tensor([places[label] for label in self.labels])
-        return ArraySource(self.x, y, prepare)
+        return ArraySource(prepare(self.x), y)
 
 
 @final
@@ -120,7 +123,7 @@ class Table(DataConfig, kind="table"):
         if task.num_classes < 2:
             raise DataError(f"{self.train}: classes {task.class_names}; training needs two")
         kept, heldout = split_off(len(train.x), self.heldout, seed, self.train)
-        prepare = _standardization(train.x[kept])
+        prepare = Standardization.of(train.x[kept])
         return Data(
             task=task,
             train=train.take(kept).source(task, prepare),
@@ -190,11 +193,6 @@ def _splits(
 def _to_evaluate(file: str, columns: Columns) -> Rows:
     parts = read_table(Path(file), columns.label, columns)
     return parts["test"] if "test" in parts else parts["all"]
-
-
-def _standardization(x: Tensor) -> Standardization:
-    std = x.std(dim=0, correction=0)
-    return Standardization(x.mean(dim=0), torch.where(std > 0, std, torch.ones_like(std)))
 
 
 def _read_npz(path: Path) -> dict[str, Rows]:
@@ -286,5 +284,5 @@ def _is_number(text: str) -> bool:
 
 
 def _rows(path: Path, columns: Columns, x: NDArray[Any], labels: list[str] | None) -> Rows:
-    features = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+    features = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64))
     return Rows(path, columns, features, None if labels is None else tuple(labels))

@@ -78,12 +78,13 @@ class Normalisation:
         """What the network reads: (x/255 − mean)/std of images, (x − mean)/std of tables.
 
         Images are bytes (batch, channels, height, width); the same operations, in the same
-        order and precision, as in training.
+        order and precision, as in training: float32 for images, float64 for tables.
         """
+        if self.kind == "table":
+            with np.errstate(over="ignore"):  # what becomes infinite is flagged by the graph
+                return ((raw - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
         x = raw.astype(np.float32)
         mean, std = (np.array(values, np.float32) for values in (self.mean, self.std))
-        if self.kind == "table":
-            return (x - mean) / std
         mean, std = mean.reshape(-1, 1, 1), std.reshape(-1, 1, 1)
         x *= 1 / (255 * std)
         x -= mean / std

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from density_softmax.config import places
+from density_softmax.data.base import DataConfig
 from density_softmax.engine.checkpoint import Epoch
-from density_softmax.engine.runtime import PLACES
+from density_softmax.engine.runtime import EngineConfig
 from density_softmax.errors import UserError
 from density_softmax.rows import read_rows, write_rows
 from density_softmax.storage import StorageError, load_tensors, save_tensors, write_text
@@ -44,7 +46,7 @@ class RunDirectory:
         """Make the directory this run's; refuse one that is another's.
 
         Members may be there before the run that they are members of. A run that continues on
-        another machine is still the same.
+        another machine, where the data are elsewhere, is still the same.
         """
         if (self.path / "recipe.json").exists():
             if not self.holds(identity):
@@ -146,10 +148,15 @@ def _may_be_there(file: Path) -> bool:
 
 
 def _without_place(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """An identity that does not say where the run computes."""
+    """An identity that does not say where the run computes and reads."""
     recipe = identity.get("recipe", {})
-    engine = {name: value for name, value in recipe.get("engine", {}).items() if name not in PLACES}
-    return {**identity, "recipe": {**recipe, "engine": engine}}
+    data = DataConfig.members.get(recipe.get("data", {}).get("kind"))
+    free = {"engine": places(EngineConfig), "data": places(data) if data else ()}
+    parts = {
+        part: {name: value for name, value in recipe.get(part, {}).items() if name not in names}
+        for part, names in free.items()
+    }
+    return {**identity, "recipe": {**recipe, **parts}}
 
 
 def describe_environment() -> dict[str, Any]:

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import platform
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
 
-from density_softmax.config import ConfigError, at_least
+from density_softmax.config import ConfigError, at_least, place
 
-__all__ = ["PLACES", "EngineConfig", "derive_seed", "name_device", "start"]
-
-
-def _where(default: Any) -> Any:
-    """A field that says where to compute, not what: it names no variant of a result."""
-    return field(default=default, metadata={"place": True})
+__all__ = ["EngineConfig", "derive_seed", "name_device", "start"]
 
 
 @dataclass(frozen=True)
@@ -38,24 +32,20 @@ class EngineConfig:
         checkpoint_seconds: an epoch that ends sooner after the last checkpoint makes none.
     """
 
-    accelerator: str = _where("auto")
-    devices: int = _where(1)
-    num_nodes: int = _where(1)
-    strategy: str = _where("auto")
+    accelerator: str = place("auto")
+    devices: int = place(1)
+    num_nodes: int = place(1)
+    strategy: str = place("auto")
     precision: str = "32-true"
-    feature_memory: int = _where(2048)
-    predict_batch_size: int = _where(512)
-    threads: int | None = _where(None)
-    checkpoint_seconds: float = _where(30.0)
+    feature_memory: int = place(2048)
+    predict_batch_size: int = place(512)
+    threads: int | None = place(None)
+    checkpoint_seconds: float = place(30.0)
 
     def __post_init__(self) -> None:
         """Refuse counts that count nothing."""
         at_least(self, devices=1, num_nodes=1, predict_batch_size=1, threads=1)
         at_least(self, feature_memory=0, checkpoint_seconds=0)
-
-
-# What may differ between two computations of the same run.
-PLACES = frozenset(f.name for f in fields(EngineConfig) if "place" in f.metadata)
 
 
 def start(config: EngineConfig) -> Fabric:

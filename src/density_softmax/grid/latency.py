@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from density_softmax.benchmark import load_run
-from density_softmax.config import from_dict
+from density_softmax.config import from_dict, without_places
 from density_softmax.engine import RunDirectory, start
 from density_softmax.engine.evaluate import CONTENDERS, latency_conditions, latency_metrics
 from density_softmax.errors import UserError
@@ -74,8 +74,9 @@ def contender(path: Path) -> str:
 def _shared(paths: Sequence[Path]) -> tuple[Recipe, Data]:
     """The recipe of the first run, and the data that all runs are about."""
     recipes = [from_dict(Recipe, RunDirectory(path).identity()["recipe"]) for path in paths]
-    for path, recipe in zip(paths, recipes, strict=True):
-        if (recipe.data, recipe.encoder) != (recipes[0].data, recipes[0].encoder):
+    about = [(without_places(recipe.data), recipe.encoder) for recipe in recipes]
+    for path, its in zip(paths, about, strict=True):
+        if its != about[0]:
             raise UserError(
                 f"{path}: has other data or another encoder than {paths[0]}; "
                 "measure runs that can be compared"

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from density_softmax.config import ConfigError, differences
+from density_softmax.config import ConfigError, differences, without_places
 from density_softmax.data.base import DataConfig
-from density_softmax.engine.runtime import PLACES, EngineConfig
+from density_softmax.engine.runtime import EngineConfig
 from density_softmax.methods.base import MethodConfig
 from density_softmax.nn.backbone import BackboneConfig
 from density_softmax.types import Data
 
 __all__ = ["Recipe", "RecipeFunction", "choose"]
 
-# Entries of data that training does not depend on: sets to evaluate on, and where all sets are.
-NOT_TRAINED_ON = ("shifts", "ood", "root")
+# Sets to evaluate on: entries of data that training does not depend on.
+NOT_TRAINED_ON = ("shifts", "ood")
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,10 @@ class Recipe:
     def variant(self, default: Recipe) -> str:
         """How this recipe deviates from `default`, as `path=value` pairs; `default` if nowhere.
 
-        Where a run computes makes no variant. The leading `method.` goes without saying.
+        Where a run computes and reads makes no variant. The leading `method.` goes without saying.
         """
-        places = {f"engine.{name}" for name in PLACES}
-        found = [
-            assignment.removeprefix("method.")
-            for assignment in differences(default, self)
-            if assignment.partition("=")[0] not in places
-        ]
-        return ", ".join(found) or "default"
+        found = differences(without_places(default), without_places(self))
+        return ", ".join(change.removeprefix("method.") for change in found) or "default"
 
     def first_stage_differences(self, other: Recipe) -> list[str]:
         """The `path=value` pairs of this recipe by which its first stage is not that of `other`."""
@@ -61,16 +56,16 @@ class Recipe:
         assert stage is not None, "asked only where there is something to share"
         if others is None or others.training != stage.training:
             return [f"method={self.method.kind}"]
-        free = {"name", *(f"engine.{name}" for name in PLACES)}
-        free |= {f"data.{name}" for name in NOT_TRAINED_ON}
+        free = {"name", *(f"data.{name}" for name in NOT_TRAINED_ON)}
         settings = {
             name: getattr(other.method, theirs)
             for name, theirs in zip(stage.settings, others.settings, strict=True)
         }
         method: MethodConfig = replace(self.method, **settings)  # type: ignore[type-var]
+        found = differences(without_places(replace(other, method=method)), without_places(self))
         return [
             assignment
-            for assignment in differences(replace(other, method=method), self)
+            for assignment in found
             if ".".join(assignment.partition("=")[0].split(".")[:2]) not in free
         ]
 

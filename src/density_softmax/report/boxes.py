@@ -25,8 +25,9 @@ Boxes = Mapping[int, Sequence[float]]
 
 METRICS = ("nll", "accuracy", "ece", "mece")
 CAPTION = (
-    "Boxes show quartiles over the types of the shift, whiskers the least and the largest; a "
-    "diamond is the in-domain test set. Each value is the mean over all seeds of the method."
+    "Boxes show quartiles over the types of the shift that all runs have, whiskers the least and "
+    "the largest; a diamond is the in-domain test set. Each value is the mean over all seeds of "
+    "the method."
 )
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "Better",
     "MetricName",
     "break_lines",
+    "changed_part",
     "file_stem",
     "fit_labels",
     "line_name",
@@ -111,21 +112,30 @@ def split_variant(variant: str) -> list[str]:
     return [] if variant == "default" else re.split(r", (?=[A-Za-z_][\w.]*=)", variant)
 
 
+def changed_part(assignment: str) -> str:
+    """The first name of a path: `data` of `data.shape=two_ovals`, and of `data=images`."""
+    return re.split(r"[.=]", assignment)[0]
+
+
 def variant_of_data(variant: str) -> str:
     """The part of a variant that changes the data, empty if there is none."""
-    return ", ".join(a for a in split_variant(variant) if a.startswith("data."))
+    return ", ".join(a for a in split_variant(variant) if changed_part(a) == "data")
 
 
 def variant_of_line(variant: str) -> str:
     """The rest of a variant, `default` if there is none."""
-    rest = [a for a in split_variant(variant) if not a.startswith("data.")]
+    rest = [a for a in split_variant(variant) if changed_part(a) != "data"]
     return ", ".join(rest) or "default"
 
 
 def setting_name(recipe: str, variant_of_data: str) -> str:
-    """A recipe and how its data deviate, if they do: figures compare within, not across."""
-    changes = variant_of_data.replace("data.", "")
-    return f"{recipe} ({changes})" if changes else recipe
+    """A recipe and how its data deviate, if they do: figures compare within, not across.
+
+    Data of another kind that must be set whole are JSON, of which the signs go without saying.
+    """
+    changes = [a.removeprefix("data.") for a in split_variant(variant_of_data or "default")]
+    shown = [re.sub(r'"kind": |[{}"]', "", a) if a.startswith("data={") else a for a in changes]
+    return f"{recipe} ({', '.join(shown)})" if shown else recipe
 
 
 def file_stem(*words: str) -> str:

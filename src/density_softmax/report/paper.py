@@ -12,11 +12,12 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
+from density_softmax.data.corruptions import CORRUPTIONS, SEVERITIES
 from density_softmax.report.ablations import Penalty
 from density_softmax.report.names import line_name, split_variant
 from density_softmax.report.samples import Key
 
-__all__ = ["REMARK", "paper_penalties", "paper_results", "paper_value"]
+__all__ = ["REMARK", "paper_penalties", "paper_results", "paper_shifts", "paper_value"]
 
 REMARK = (
     "paper: what Bui and Liu (ICML 2024) report, the mean of 10 seeds on CIFAR-10. They do not "
@@ -69,6 +70,11 @@ def paper_penalties() -> dict[str, dict[str, dict[Key, float]]]:
             line = found.setdefault(figure.recipe, {}).setdefault(penalty.name, {})
             line[_key(figure)] = _value(figure, 1.0)
     return found
+
+
+def paper_shifts(data: str) -> set[str]:
+    """The splits of a corrupted set that the paper's means are of."""
+    return {f"{data}/{kind}/{severity}" for kind in CORRUPTIONS for severity in SEVERITIES}
 
 
 def _figures() -> Iterator[_Figure]:

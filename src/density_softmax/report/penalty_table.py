@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from density_softmax.report.ablations import Line, Penalty, penalty_groups
 from density_softmax.report.names import file_stem, line_name, variant_of_data
 from density_softmax.report.runs import Run, by_setting, rows_of
-from density_softmax.report.samples import Key
+from density_softmax.report.samples import Key, with_shared_means
 from density_softmax.report.sections import Section, find_keys, headline
+from density_softmax.report.splits import find_shifts
 from density_softmax.report.tables import Quotes, Table, build_table
+from density_softmax.types import Row
 
 __all__ = ["build_penalty_tables"]
 
@@ -38,18 +40,21 @@ def _table(
     quotes: Mapping[str, Quotes],
 ) -> Table:
     runs = [run for each in variants.values() for run in each]
-    columns = headline(find_keys(rows_of(runs)), ("iid", "shift"))
+    rows = rows_of(runs)
+    shifts, rows = find_shifts(rows), with_shared_means(rows)
+    columns = headline(find_keys(rows), ("iid", "shift"))
     name = file_stem("penalty", *line.words[1:])
     title = f"{line_name(*line)} by the weight λ of its penalty"
     section = Section("penalty", name, title, columns, REMARK)
-    lines = {penalty.name: _samples(each) for penalty, each in variants.items()}
+    lines = {penalty.name: _samples(rows, each) for penalty, each in variants.items()}
     changed = variant_of_data(runs[0].variant) or line.variant != "default"
     quoted = {} if changed else quotes.get(runs[0].key[0], {})
-    return build_table(section, setting, lines, quoted)
+    return build_table(section, setting, lines, quoted, shifts)
 
 
-def _samples(runs: Sequence[Run]) -> dict[Key, dict[int, float]]:
-    found: dict[Key, dict[int, float]] = {}
-    for row in rows_of(runs):
+def _samples(rows: Sequence[Row], runs: Sequence[Run]) -> dict[Key, dict[int, float]]:
+    """The rows of these runs by split and metric, and by seed."""
+    keys, found = {run.key for run in runs}, dict[Key, dict[int, float]]()
+    for row in (row for row in rows if row[:4] in keys):
         found.setdefault((row.split, row.metric), {})[row.seed] = row.value
     return found

@@ -26,6 +26,7 @@ LATEX = {
     "|": r"\textbar{}",
     "±": r"$\pm$",
     "−": "$-$",
+    "λ": r"$\lambda$",
     "→": r"$\to$",
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",

@@ -12,6 +12,7 @@ from typing import Any
 from density_softmax.engine.run_directory import RunDirectory
 from density_softmax.errors import UserError
 from density_softmax.report.names import (
+    changed_part,
     line_name,
     line_order,
     setting_name,
@@ -31,6 +32,9 @@ __all__ = [
     "rows_of",
     "seeds_of",
 ]
+
+# Of a recipe, beside its method, whose name a variant leaves out.
+OTHER_PARTS = ("data", "data_seed", "encoder", "engine")
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Run:
         words = ["density-softmax", "train", self.key[0], "--method", self.method]
         words += ["--seed", str(self.seed)]
         for assignment in split_variant(self.variant):
-            elsewhere = assignment.startswith(("data.", "data_seed=", "encoder.", "engine."))
+            elsewhere = changed_part(assignment) in OTHER_PARTS
             words += ["--set", assignment if elsewhere else f"method.{assignment}"]
         return shlex.join(words)
 

@@ -7,9 +7,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from density_softmax.report.names import line_name, line_order, variant_of_line
+from density_softmax.report.splits import find_shifts
 from density_softmax.types import Row
 
-__all__ = ["Key", "Samples", "deviation", "mean", "samples_by_line", "with_totals"]
+__all__ = [
+    "Key",
+    "Samples",
+    "deviation",
+    "mean",
+    "samples_by_line",
+    "with_shared_means",
+    "with_totals",
+]
 
 Key = tuple[str, str]  # split and metric
 Samples = Mapping[int, float]  # values by seed
@@ -31,6 +40,18 @@ def with_totals(rows: Sequence[Row]) -> list[Row]:
         if row.metric.startswith("train_seconds:"):
             totals[row[:4]] = totals.get(row[:4], 0.0) + row.value
     return [*rows, *(Row(*key, "cost", "train_seconds", value) for key, value in totals.items())]
+
+
+def with_shared_means(rows: Sequence[Row]) -> list[Row]:
+    """The rows of runs on the same data, their means over shifts taken over what all runs have."""
+    values = {(row[:4], row.split, row.metric): row.value for row in rows}
+    changed = {data: shifts.shared for data, shifts in find_shifts(rows).items() if shifts.partial}
+    found = [row for row in rows if row.split not in changed]
+    for row in rows:
+        if shared := changed.get(row.split):
+            each = [values[row[:4], split, row.metric[1:]] for split in shared]
+            found.append(row._replace(value=float(np.mean(each))))
+    return found
 
 
 def mean(samples: Samples) -> float:

@@ -12,7 +12,14 @@ from matplotlib.figure import Figure
 from density_softmax.report.bars import lined_figure
 from density_softmax.report.names import file_stem, metric_name
 from density_softmax.report.runs import Run, by_setting, rows_of
-from density_softmax.report.samples import Key, Samples, deviation, mean, samples_by_line
+from density_softmax.report.samples import (
+    Key,
+    Samples,
+    deviation,
+    mean,
+    samples_by_line,
+    with_shared_means,
+)
 from density_softmax.report.style import DARK_BLUE, GREY, Picture, save_figure
 
 __all__ = ["find_columns", "seed_figure", "write_seeds"]
@@ -29,7 +36,7 @@ def write_seeds(runs: Sequence[Run], folder: Path) -> list[Picture]:
     """A figure for each recipe and data of which a method has more than one seed."""
     pictures = []
     for setting, members in by_setting(runs).items():
-        lines = samples_by_line(rows_of(members))
+        lines = samples_by_line(with_shared_means(rows_of(members)))
         columns = find_columns(lines)
         if columns and any(len(s.get(columns[0], {})) > 1 for s in lines.values()):
             figure, file = seed_figure(lines, columns), folder / file_stem(setting, "seeds")

@@ -23,8 +23,9 @@ __all__ = ["mean_over_types", "severity_figure", "write_severities"]
 
 METRICS = ("nll", "accuracy", "ece")
 CAPTION = (
-    "Mean over seeds of the mean over all types of the shift; bars: one standard deviation over "
-    "seeds to either side, none where there is one seed. Lines are set apart sideways."
+    "Mean over seeds of the mean over the types of the shift that all runs have; bars: one "
+    "standard deviation over seeds to either side, none where there is one seed. Lines are set "
+    "apart sideways."
 )
 
 # By severity, 0 being the in-domain test set, the mean over types of each seed.

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from density_softmax.types import Row
 
-__all__ = ["SplitRole", "Splits", "find_detected", "find_splits", "role_of_split", "shift_name"]
+__all__ = [
+    "Shifts",
+    "SplitRole",
+    "Splits",
+    "find_detected",
+    "find_shifts",
+    "find_splits",
+    "role_of_split",
+    "shift_name",
+]
 
 SplitRole = Literal["iid", "shift", "ood", "each shift", "cost"]
 
@@ -16,12 +25,25 @@ SplitRole = Literal["iid", "shift", "ood", "each shift", "cost"]
 SHOWN_KIND, SHOWN_SEVERITY = "glass_blur", 3
 
 
+class Shifts(NamedTuple):
+    """The splits `<set>/<type>/<severity>` of a shifted set.
+
+    Attributes:
+        shared: what all runs have that have any; means over other splits cannot be compared.
+        partial: the others.
+    """
+
+    shared: tuple[str, ...]
+    partial: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Splits:
     """The splits of runs on the same data.
 
     Attributes:
-        corrupted: of sets with types and severities, the splits of each severity.
+        corrupted: of sets with types and severities, the splits of each severity that all runs
+            have.
         shifted: sets of the same classes under other conditions, each one split.
         ood: sets of something else.
     """
@@ -51,13 +73,29 @@ def role_of_split(split: str, detected: set[str]) -> SplitRole:
     return "each shift" if "/" in split else "shift"
 
 
+def find_shifts(rows: Sequence[Row]) -> dict[str, Shifts]:
+    """By shifted set, which splits the runs on the same data have of it."""
+    sets: dict[str, dict[tuple[object, ...], dict[str, None]]] = {}
+    for row in rows:
+        data, slash, _ = row.split.partition("/")
+        if slash and row.metric == "nll":
+            sets.setdefault(data, {}).setdefault(row[:4], {})[row.split] = None
+    found = {}
+    for data, runs in sets.items():
+        splits = dict.fromkeys(split for each in runs.values() for split in each)
+        shared = tuple(split for split in splits if all(split in each for each in runs.values()))
+        found[data] = Shifts(shared, tuple(split for split in splits if split not in shared))
+    return found
+
+
 def find_splits(rows: Sequence[Row]) -> Splits:
     """The splits of these rows, in their order; means over shifts are no splits."""
     detected = find_detected((row.split, row.metric) for row in rows)
     measured = dict.fromkeys(row.split for row in rows if row.metric in ("nll", "confidence"))
     roles = {split: role_of_split(split, detected) for split in measured}
     corrupted: dict[str, dict[int, list[str]]] = {}
-    for split in (split for split, role in roles.items() if role == "each shift"):
+    partial = {split for shifts in find_shifts(rows).values() for split in shifts.partial}
+    for split in (s for s, role in roles.items() if role == "each shift" and s not in partial):
         data, severity = split.split("/")[0], split.rsplit("/")[-1]
         if severity.isdecimal():
             corrupted.setdefault(data, {}).setdefault(int(severity), []).append(split)

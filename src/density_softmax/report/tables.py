@@ -17,15 +17,18 @@ from density_softmax.report.names import (
     variant_of_data,
 )
 from density_softmax.report.paper import REMARK as PAPER
+from density_softmax.report.paper import paper_shifts
 from density_softmax.report.samples import (
     Key,
     Samples,
     deviation,
     mean,
     samples_by_line,
+    with_shared_means,
     with_totals,
 )
 from density_softmax.report.sections import Section, find_keys, find_sections
+from density_softmax.report.splits import Shifts, find_shifts
 from density_softmax.report.wrapping import divide
 from density_softmax.types import Row
 
@@ -125,10 +128,11 @@ def build_tables(rows: Sequence[Row], quotes: Mapping[str, Quotes] | None = None
         groups.setdefault((row.recipe, variant_of_data(row.variant)), []).append(row)
     tables = []
     for (recipe, data), members in groups.items():
+        shifts, members = find_shifts(members), with_shared_means(members)
         samples, quoted = samples_by_line(members), {} if data else (quotes or {}).get(recipe, {})
         for section in find_sections(find_keys(members)):
             beside = quoted if section.role == "results" else {}
-            tables.append(build_table(section, setting_name(recipe, data), samples, beside))
+            tables.append(build_table(section, setting_name(recipe, data), samples, beside, shifts))
     return tables
 
 
@@ -137,22 +141,34 @@ def build_table(
     setting: str,
     lines: Mapping[str, Mapping[Key, Samples]],
     quotes: Quotes | None = None,
+    shifts: Mapping[str, Shifts] | None = None,
 ) -> Table:
-    """The table of a section; what is quoted stands in columns beside ours."""
+    """The table of a section; what is quoted stands in columns beside ours.
+
+    Args:
+        section: its columns and what it says about them.
+        setting: the recipe and data that it is about.
+        lines: the figures, means over shifts being of what all runs have.
+        quotes: what was published, means over shifts being of `paper_shifts`.
+        shifts: what of each shifted set all runs have, and what only some have.
+    """
+    shifts = shifts or {}
     columns: list[Column] = []
     cells: list[list[Cell | None]] = []
     for key, note in section.columns.items():
         values = [samples.get(key, {}) for samples in lines.values()]
         columns.append(_column(section, key, note, values))
         cells.append(_cells(values, columns[-1].better))
-        quoted = [(quotes or {}).get(name, {}).get(key) for name in lines]
+        alike = key[0] not in shifts or set(shifts[key[0]].shared) == paper_shifts(key[0])
+        quoted = [(quotes or {}).get(name, {}).get(key) if alike else None for name in lines]
         if any(value is not None for value in quoted):
             columns.append(_quoted(columns[-1]))
             cells.append([None if value is None else Cell(value, None) for value in quoted])
     seeds = [
         {seed for key in section.columns for seed in line.get(key, ())} for line in lines.values()
     ]
-    remark = [section.remark, PAPER if any(column.quoted for column in columns) else ""]
+    remark = [section.remark, *_left_out(section, shifts)]
+    remark += [PAPER] if any(column.quoted for column in columns) else []
     return Table(
         name=file_stem(setting, section.name),
         title=f"{setting}: {section.title}",
@@ -194,6 +210,18 @@ def is_better(a: Samples, b: Samples, better: Better) -> bool:
     gain = float((left - right).mean())
     improves = gain > 0 if better == "higher" else gain < 0
     return improves and paired_t_test(left.tolist(), right.tolist()) < LEVEL
+
+
+def _left_out(section: Section, shifts: Mapping[str, Shifts]) -> list[str]:
+    """What means over shifts leave out, so that those of all lines are of the same."""
+    headline = section.role in ("results", "penalty")
+    splits = {split for split, _ in section.columns}
+    return [
+        f"Means over {data} are of the {len(shared)} shifts that all runs have, without "
+        f"{len(partial)} that only some have."
+        for data, (shared, partial) in shifts.items()
+        if partial and (headline or data in splits)
+    ]
 
 
 def _column(section: Section, key: Key, note: str, samples: Sequence[Samples]) -> Column:
