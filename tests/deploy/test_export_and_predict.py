@@ -10,7 +10,8 @@ from exported_models import draw
 
 from density_softmax.benchmark import load_run, prepare, run
 from density_softmax.cli import main
-from density_softmax.deploy.runs import RunPredictor
+from density_softmax.deploy.card import thresholds_of
+from density_softmax.deploy.runs import RunPredictor, export_run
 
 SETTINGS = ("method.descent.epochs=1", "encoder.depth=1", "encoder.width=8")
 
@@ -69,10 +70,25 @@ def test_a_run_and_its_export_predict_the_same(
 
 def test_thresholds_are_quantiles_of_the_runs_held_out_data(run_directory):
     recipe, seed, method = load_run(run_directory)
-    heldout = recipe.data.load(seed).heldout
+    heldout = recipe.load_data(seed).heldout
     epistemic = method.predict(heldout.x).epistemic
     for share, threshold in RunPredictor.of(run_directory).card.thresholds.items():
         assert (epistemic > threshold).float().mean() <= share
+
+
+def test_a_run_with_a_data_seed_has_the_thresholds_of_those_data(tmp_path):
+    run(
+        prepare("toy", "deterministic", (*SETTINGS, "data_seed=5")),
+        tmp_path / "run",
+        progress=False,
+    )
+    recipe, seed, method = load_run(tmp_path / "run")
+    epistemic = method.predict(recipe.data.load(5).heldout.x).epistemic
+    expected = pytest.approx(thresholds_of(epistemic.numpy()))
+    assert seed != 5
+    assert RunPredictor.of(tmp_path / "run").card.thresholds == expected
+    exported = export_run(tmp_path / "run", tmp_path / "model.pt2", progress=False)
+    assert exported.card.thresholds == expected
 
 
 def test_export_shows_parity_and_thresholds(run_directory, monkeypatch, tmp_path, capsys):

@@ -24,7 +24,7 @@ __all__ = ["RunPredictor", "export_run"]
 def export_run(run: Path, file: Path, *, int8: bool = False, progress: bool = True) -> Exported:
     """Export the model of a run, with all that its data say about it."""
     recipe, seed, method = load_run(run)
-    data = recipe.data.load(seed)
+    data = recipe.load_data(seed)
     rows = range(min(8, len(data.heldout)))
     return export(
         method,
@@ -53,7 +53,7 @@ class RunPredictor:
     def of(cls, run: Path) -> RunPredictor:
         """From a run directory; the held-out data of its recipe give the thresholds."""
         recipe, seed, method = load_run(run)
-        data = recipe.data.load(seed)
+        data = recipe.load_data(seed)
         fabric = start(recipe.engine)
         fabric.to_device(method)
         prediction, _ = predict(fabric, method, data.heldout, recipe.engine.predict_batch_size)
