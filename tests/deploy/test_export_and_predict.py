@@ -4,14 +4,17 @@ import csv
 import io
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from exported_models import draw
 
 from density_softmax.benchmark import load_run, prepare, run
 from density_softmax.cli import main
+from density_softmax.deploy import runs
 from density_softmax.deploy.card import thresholds_of
 from density_softmax.deploy.runs import RunPredictor, export_run
+from density_softmax.engine import start
 
 SETTINGS = ("method.descent.epochs=1", "encoder.depth=1", "encoder.width=8")
 
@@ -106,6 +109,21 @@ def test_predict_shows_throughput_and_keeps_the_output_clean(exported, table, mo
     assert len(answers(streams.out)) == 21
     assert "21 inputs in" in streams.err
     assert "per second" in streams.err
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(3, 3), (0, None)])
+def test_a_run_is_served_by_one_process_with_the_threads_asked_for(
+    threads, expected, run_directory, table, monkeypatch
+):
+    recipe, *rest = load_run(run_directory)
+    engine = replace(recipe.engine, devices=2, num_nodes=2, strategy="ddp")
+    monkeypatch.setattr(runs, "load_run", lambda path: (replace(recipe, engine=engine), *rest))
+    started = []
+    monkeypatch.setattr(
+        runs, "start", lambda engine: started.append(engine) or start(recipe.engine)
+    )
+    assert call(monkeypatch, "predict", run_directory, table, "--threads", threads) == 0
+    assert started == [replace(recipe.engine, threads=expected)]
 
 
 def test_an_exported_file_is_served_without_torch(exported, table):

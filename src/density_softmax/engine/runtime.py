@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import platform
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from torch import distributed
 
 from density_softmax.config import ConfigError, at_least
 
-__all__ = ["PLACES", "EngineConfig", "derive_seed", "name_device", "start"]
+__all__ = ["PLACES", "EngineConfig", "derive_seed", "is_first_process", "name_device", "start"]
 
 
 def _where(default: Any) -> Any:
@@ -53,6 +54,10 @@ class EngineConfig:
         at_least(self, devices=1, num_nodes=1, predict_batch_size=1, threads=1)
         at_least(self, feature_memory=0, checkpoint_seconds=0)
 
+    def in_one_process(self) -> EngineConfig:
+        """The same on one device."""
+        return replace(self, devices=1, num_nodes=1, strategy="auto")
+
 
 # What may differ between two computations of the same run.
 PLACES = frozenset(f.name for f in fields(EngineConfig) if "place" in f.metadata)
@@ -79,6 +84,12 @@ def _fabric(config: EngineConfig) -> Fabric:
         )
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"engine: {error}") from None
+
+
+def is_first_process() -> bool:
+    """Whether this is the process that speaks for all that were started: the first, or only one."""
+    several = distributed.is_available() and distributed.is_initialized()
+    return not several or distributed.get_rank() == 0
 
 
 def derive_seed(*keys: int) -> int:
