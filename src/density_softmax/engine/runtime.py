@@ -28,7 +28,8 @@ class EngineConfig:
     """Devices, processes and precision.
 
     Attributes:
-        accelerator: `auto`, `cpu`, `cuda`, `mps`, ...
+        accelerator: `cpu`, `cuda`, ... or `auto`, the fastest there is but Apple's `mps`, which
+            cannot be used: it has no float64, in which sums over samples are computed.
         devices: processes per machine; under torchrun or SLURM, what those were started with.
         num_nodes: machines.
         strategy: Fabric's; `auto` is one device, or DDP over several.
@@ -74,9 +75,10 @@ def start(config: EngineConfig) -> Fabric:
 
 def _fabric(config: EngineConfig) -> Fabric:
     """Fabric knows what there is on this machine, and lists it where it refuses a choice."""
+    shunned = config.accelerator == "auto" and torch.backends.mps.is_available()
     try:
-        return Fabric(
-            accelerator=config.accelerator,
+        fabric = Fabric(
+            accelerator="cpu" if shunned else config.accelerator,
             devices=config.devices,
             num_nodes=config.num_nodes,
             strategy=config.strategy,
@@ -84,6 +86,12 @@ def _fabric(config: EngineConfig) -> Fabric:
         )
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"engine: {error}") from None
+    if fabric.device.type == "mps":
+        raise ConfigError(
+            f"engine.accelerator={config.accelerator}: MPS has no float64, in which sums over "
+            "samples are computed; choose accelerator=cpu"
+        )
+    return fabric
 
 
 def is_first_process() -> bool:
