@@ -69,6 +69,7 @@ def run(
 
     The first stage is taken over from the run `donor`, if there is one and it is the same there.
     Without an evaluation there are no rows: what is trained is to become part of something else.
+    A run that has rows is evaluated again, like by `evaluate`: other rows and latency stay.
     """
     fabric = start(recipe.engine)
     directory, identity = RunDirectory(out), identify(recipe, seed)
@@ -79,12 +80,11 @@ def run(
     method, record = train(fabric, recipe, seed, data, directory, progress, donor)
     if not evaluated:
         return []
+    kept = directory.rows() if (out / "rows.csv").is_file() else []
     found = measure(fabric, recipe, method, data, directory, progress)
-    found["cost"] = own_cost(fabric, recipe, method, data, directory) | training_cost(record)
-    rows = as_rows(identity, found | mean_over_shifts(found))
-    if fabric.is_global_zero:
-        directory.save_rows(rows)
-    return rows
+    cost = {} if kept else own_cost(fabric, recipe, method, data, directory)
+    found["cost"] = cost | training_cost(record)
+    return keep(fabric, directory, kept, found)
 
 
 def train(
@@ -185,13 +185,7 @@ def evaluate(
     bounds = bound_encoder(fabric, method, data) if lipschitz else {}  # first: it may be refused
     found = measure(fabric, recipe, method, data, directory, progress)
     found["cost"] = bounds
-    found |= mean_over_shifts(by_split(kept) | found)
-    rows = as_rows(directory.identity(), found)
-    new = {(row.split, row.metric) for row in rows}
-    rows = [row for row in kept if (row.split, row.metric) not in new] + rows
-    if fabric.is_global_zero:
-        directory.save_rows(rows)
-    return rows
+    return keep(fabric, directory, kept, found)
 
 
 def load_run(path: Path, task: Task | None = None) -> tuple[Recipe, int, Method]:
@@ -347,6 +341,17 @@ def with_sets(recipe: Recipe, shifts: tuple[str, ...], ood: tuple[str, ...]) -> 
             f"the data of recipe '{recipe.name}' are generated whole: leave --shift and --ood away"
         )
     return replace(recipe, data=replace(recipe.data, **named))  # type: ignore[type-var]
+
+
+def keep(fabric: Fabric, directory: RunDirectory, kept: Sequence[Row], found: Found) -> list[Row]:
+    """Write what was found beside the rows of anything else; means over shifts are of both."""
+    found |= mean_over_shifts(by_split(kept) | found)
+    rows = as_rows(directory.identity(), found)
+    new = {(row.split, row.metric) for row in rows}
+    rows = [row for row in kept if (row.split, row.metric) not in new] + rows
+    if fabric.is_global_zero:
+        directory.save_rows(rows)
+    return rows
 
 
 def by_split(rows: Sequence[Row]) -> Found:

@@ -100,6 +100,15 @@ def test_evaluate_bounds_the_lipschitz_constant_if_asked(run_directory, monkeypa
     assert 0 < rows["lipschitz_lower"] <= rows["lipschitz_upper"]
 
 
+def test_resuming_a_finished_run_keeps_what_was_found_since(run_directory, monkeypatch):
+    assert call(monkeypatch, "evaluate", run_directory, "--lipschitz") == 0
+    before = found(run_directory)
+    train = ("train", "toy", *settings(*SHORT), "--out", run_directory, "--resume")
+    assert call(monkeypatch, *train) == 0
+    assert ("cost", "lipschitz_upper") in before
+    assert found(run_directory) == before
+
+
 @pytest.mark.parametrize("method", ["deep_ensemble", "mimo", "batch_ensemble", "rank1_bnn"])
 def test_a_method_without_an_encoder_to_bound_is_refused_before_anything_is_predicted(
     method, monkeypatch, tmp_path, capsys
