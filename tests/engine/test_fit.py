@@ -1,7 +1,9 @@
 import contextlib
 import dataclasses
 import os
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from toy_problem import EVERY_EPOCH, descent, points, small_method
 from density_softmax.data import ArraySource
 from density_softmax.engine import fit, start
 from density_softmax.engine.descent import set_modes
+from density_softmax.engine.features import FeatureCache
 from density_softmax.errors import UserError
 from density_softmax.methods import Deterministic, Method
 from density_softmax.nn.penalty import FrobeniusPenalty
@@ -153,6 +156,35 @@ def test_epochs_after_a_resume_are_those_of_an_undisturbed_run(kill, tmp_path, m
     again = fit(small_method(), *data, resume=True, **options)
     assert again.epochs == whole.epochs
     assert [record.name for record in again.finished] == [r.name for r in whole.finished]
+
+
+# Killed in the second epoch of the density; in the head, behind all features; and never.
+@pytest.mark.parametrize("calls", [13, 19, 99])
+def test_features_count_once_for_the_stage_that_is_the_first_to_read_them(
+    calls, tmp_path, monkeypatch
+):
+    now, compute = [0.0], FeatureCache._compute
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+
+    def slow(self, split, inputs, bars):
+        now[0] += 100 if split == "train" else 1
+        return compute(self, split, inputs, bars)
+
+    monkeypatch.setattr(FeatureCache, "_compute", slow)
+    for name in ("fit", "descent"):
+        monkeypatch.setattr(import_module(f"density_softmax.engine.{name}"), "time", clock)
+    options = {"engine": EVERY_EPOCH, "directory": tmp_path, "progress": False}
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        kill_after(patch, torch.optim.Adam, "step", calls)
+        fit(small_method(), points(40, 1), points(20, 2), **options)
+    record = fit(small_method(), points(40, 1), points(20, 2), resume=True, **options)
+    assert {stage.name: stage.seconds for stage in record.finished} == {
+        "representation": 0,
+        "standardize": 100,
+        "density": 1,
+        "scale": 0,
+        "head": 0,
+    }
 
 
 def test_a_stage_changes_only_what_it_names():

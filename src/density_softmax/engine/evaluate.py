@@ -59,7 +59,7 @@ METRICS = {
     "lipschitz_upper": "a Lipschitz constant of the encoder by AutoLip and SeqLip; the same",
     "latency_ratio:BATCH": "time of a forward pass relative to the plain softmax classifier",
     "latency_spread:BATCH": "interquartile range of that ratio over the rounds of measurement",
-    "train_seconds:STAGE": "seconds that a stage of training took",
+    "train_seconds:STAGE": "seconds of a stage of training, with features that it reads first",
     "peak_memory:STAGE": "most memory during a stage, megabytes: the process, or torch on a GPU",
 }
 
