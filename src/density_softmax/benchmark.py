@@ -72,6 +72,7 @@ def run(
 
     The first stage is taken over from the run `donor`, if there is one and it is the same there.
     Without an evaluation there are no rows: what is trained is to become part of something else.
+    A run that has rows is evaluated again, like by `evaluate`: other rows and latency stay.
     """
     fabric = start(recipe.engine)
     directory, identity = RunDirectory(out), identify(recipe, seed)
@@ -82,12 +83,11 @@ def run(
     method, record = train(fabric, recipe, seed, data, directory, progress, donor)
     if not evaluated:
         return []
+    kept = directory.rows() if (out / "rows.csv").is_file() else []
     found = measure(fabric, recipe, method, data, directory, progress)
-    found["cost"] = own_cost(fabric, recipe, method, data, directory) | training_cost(record)
-    rows = as_rows(identity, found | mean_over_shifts(found))
-    if fabric.is_global_zero:
-        directory.save_rows(rows)
-    return rows
+    cost = {} if kept else own_cost(fabric, recipe, method, data, directory)
+    found["cost"] = cost | training_cost(record)
+    return keep(fabric, directory, kept, found)
 
 
 def train(
@@ -186,19 +186,10 @@ def evaluate(
     fabric.to_device(method)
     data = recipe.load_data(seed)
     check_roles(path, kept, data.splits)
+    bounds = bound_encoder(fabric, method, data) if lipschitz else {}  # first: it may be refused
     found = measure(fabric, recipe, method, data, directory, progress)
-    if lipschitz:
-        inputs = data.splits[0].source
-        few = list(range(min(LIPSCHITZ_SAMPLES, len(inputs))))
-        batch = next(inputs.read([few], fabric.device))
-        found["cost"] = lipschitz_metrics(method.encoder, batch.x)
-    found |= mean_over_shifts(by_split(kept) | found)
-    rows = as_rows(directory.identity(), found)
-    new = {(row.split, row.metric) for row in rows}
-    rows = [row for row in kept if (row.split, row.metric) not in new] + rows
-    if fabric.is_global_zero:
-        directory.save_rows(rows)
-    return rows
+    found["cost"] = bounds
+    return keep(fabric, directory, kept, found)
 
 
 def load_run(path: Path, task: Task | None = None) -> tuple[Recipe, int, Method]:
@@ -304,6 +295,13 @@ def measure(
     return found
 
 
+def bound_encoder(fabric: Fabric, method: Method, data: Data) -> dict[str, float]:
+    """Bounds of the encoder's Lipschitz constant, the lower one by some test samples."""
+    inputs = data.splits[0].source
+    few = list(range(min(LIPSCHITZ_SAMPLES, len(inputs))))
+    return lipschitz_metrics(method, next(inputs.read([few], fabric.device)).x)
+
+
 def own_cost(
     fabric: Fabric, recipe: Recipe, method: Method, data: Data, directory: RunDirectory
 ) -> dict[str, float]:
@@ -361,6 +359,17 @@ def check_roles(path: Path, rows: Sequence[Row], splits: Sequence[Split]) -> Non
                 f"{name}: {path} has figures of it as {had[name]}, and cannot have any as {role} "
                 "beside them; leave it away, or rename your file"
             )
+
+
+def keep(fabric: Fabric, directory: RunDirectory, kept: Sequence[Row], found: Found) -> list[Row]:
+    """Write what was found beside the rows of anything else; means over shifts are of both."""
+    found |= mean_over_shifts(by_split(kept) | found)
+    rows = as_rows(directory.identity(), found)
+    new = {(row.split, row.metric) for row in rows}
+    rows = [row for row in kept if (row.split, row.metric) not in new] + rows
+    if fabric.is_global_zero:
+        directory.save_rows(rows)
+    return rows
 
 
 def by_split(rows: Sequence[Row]) -> Found:

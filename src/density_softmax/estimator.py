@@ -71,7 +71,7 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             on; if no class has a second one, the training rows calibrate too.
         random_state: a number or a RandomState makes `fit` repeatable. None draws from the
             operating system: global generators are neither used nor changed.
-        device: where `fit` computes: "cpu", "cuda", "mps" or "auto". The result is always on
+        device: where `fit` computes: "cpu", "cuda" or "auto". The result is always on
             the CPU, so that a pickle can be read anywhere.
         verbose: 1 draws progress bars.
 

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from density_softmax import benchmark
+from density_softmax.benchmark import identify, prepare
 from density_softmax.cli import main
+from density_softmax.engine import RunDirectory
 from density_softmax.rows import read_rows
 
 SHORT = ("method.representation.epochs=2", "method.density.descent.epochs=2")
@@ -109,6 +112,31 @@ def test_evaluate_bounds_the_lipschitz_constant_if_asked(run_directory, monkeypa
     assert call(monkeypatch, "evaluate", run_directory, "--lipschitz") == 0
     rows = {row.metric: row.value for row in read_rows(run_directory / "rows.csv")}
     assert 0 < rows["lipschitz_lower"] <= rows["lipschitz_upper"]
+
+
+def test_resuming_a_finished_run_keeps_what_was_found_since(run_directory, monkeypatch):
+    assert call(monkeypatch, "evaluate", run_directory, "--lipschitz") == 0
+    before = found(run_directory)
+    train = ("train", "toy", *settings(*SHORT), "--out", run_directory, "--resume")
+    assert call(monkeypatch, *train) == 0
+    assert ("cost", "lipschitz_upper") in before
+    assert found(run_directory) == before
+
+
+@pytest.mark.parametrize("method", ["deep_ensemble", "mimo", "batch_ensemble", "rank1_bnn"])
+def test_a_method_without_an_encoder_to_bound_is_refused_before_anything_is_predicted(
+    method, monkeypatch, tmp_path, capsys
+):
+    small = ("encoder.depth=1", "encoder.width=8", "data.num_points=80")
+    RunDirectory(tmp_path).claim(identify(prepare("toy", method, small), 0), resume=False)
+    RunDirectory(tmp_path).save_rows([])
+    before = contents(tmp_path)
+    monkeypatch.setattr(benchmark, "restore", lambda method, directory: None)  # as if trained
+    assert call(monkeypatch, "evaluate", tmp_path, "--lipschitz") == 2
+    error = capsys.readouterr().err.strip()
+    assert len(error.splitlines()) == 1
+    assert f"{method} has no encoder that maps" in error
+    assert contents(tmp_path) == before
 
 
 def test_report_makes_a_page_from_a_run(run_directory, monkeypatch, tmp_path, capsys):

@@ -4,13 +4,17 @@ import csv
 import io
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from exported_models import draw
 
 from density_softmax.benchmark import load_run, prepare, run
 from density_softmax.cli import main
-from density_softmax.deploy.runs import RunPredictor
+from density_softmax.deploy import runs
+from density_softmax.deploy.card import thresholds_of
+from density_softmax.deploy.runs import RunPredictor, export_run
+from density_softmax.engine import start
 
 SETTINGS = ("method.descent.epochs=1", "encoder.depth=1", "encoder.width=8")
 
@@ -69,10 +73,25 @@ def test_a_run_and_its_export_predict_the_same(
 
 def test_thresholds_are_quantiles_of_the_runs_held_out_data(run_directory):
     recipe, seed, method = load_run(run_directory)
-    heldout = recipe.data.load(seed).heldout
+    heldout = recipe.load_data(seed).heldout
     epistemic = method.predict(heldout.x).epistemic
     for share, threshold in RunPredictor.of(run_directory).card.thresholds.items():
         assert (epistemic > threshold).float().mean() <= share
+
+
+def test_a_run_with_a_data_seed_has_the_thresholds_of_those_data(tmp_path):
+    run(
+        prepare("toy", "deterministic", (*SETTINGS, "data_seed=5")),
+        tmp_path / "run",
+        progress=False,
+    )
+    recipe, seed, method = load_run(tmp_path / "run")
+    epistemic = method.predict(recipe.data.load(5).heldout.x).epistemic
+    expected = pytest.approx(thresholds_of(epistemic.numpy()))
+    assert seed != 5
+    assert RunPredictor.of(tmp_path / "run").card.thresholds == expected
+    exported = export_run(tmp_path / "run", tmp_path / "model.pt2", progress=False)
+    assert exported.card.thresholds == expected
 
 
 def test_export_shows_parity_and_thresholds(run_directory, monkeypatch, tmp_path, capsys):
@@ -90,6 +109,21 @@ def test_predict_shows_throughput_and_keeps_the_output_clean(exported, table, mo
     assert len(answers(streams.out)) == 21
     assert "21 inputs in" in streams.err
     assert "per second" in streams.err
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(3, 3), (0, None)])
+def test_a_run_is_served_by_one_process_with_the_threads_asked_for(
+    threads, expected, run_directory, table, monkeypatch
+):
+    recipe, *rest = load_run(run_directory)
+    engine = replace(recipe.engine, devices=2, num_nodes=2, strategy="ddp")
+    monkeypatch.setattr(runs, "load_run", lambda path: (replace(recipe, engine=engine), *rest))
+    started = []
+    monkeypatch.setattr(
+        runs, "start", lambda engine: started.append(engine) or start(recipe.engine)
+    )
+    assert call(monkeypatch, "predict", run_directory, table, "--threads", threads) == 0
+    assert started == [replace(recipe.engine, threads=expected)]
 
 
 def test_an_exported_file_is_served_without_torch(exported, table):

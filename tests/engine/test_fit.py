@@ -1,7 +1,9 @@
 import contextlib
 import dataclasses
 import os
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from toy_problem import EVERY_EPOCH, descent, points, small_method
 from density_softmax.data import ArraySource
 from density_softmax.engine import fit, start
 from density_softmax.engine.descent import set_modes
+from density_softmax.engine.features import FeatureCache
 from density_softmax.errors import UserError
 from density_softmax.methods import Deterministic, Method
 from density_softmax.nn.penalty import FrobeniusPenalty
@@ -72,6 +75,14 @@ def kill_after(monkeypatch, target, name, calls):
     monkeypatch.setattr(target, name, counted)
 
 
+def test_a_run_killed_before_its_first_checkpoint_leaves_a_free_directory(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        kill_after(patch, torch.optim.Adam, "step", 1)
+        with pytest.raises(Killed):
+            trained(directory=tmp_path)
+    same_weights(trained(seed=3), trained(directory=tmp_path, seed=3))
+
+
 @pytest.mark.parametrize("calls", [0, 1, 4, 7, 9, 12, 17, 18, 20, 22])
 def test_a_run_killed_at_any_step_resumes_to_the_same_weights(calls, tmp_path, monkeypatch):
     undisturbed = trained()
@@ -110,6 +121,19 @@ def test_a_directory_is_not_overwritten(tmp_path):
     assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
 
 
+def test_a_run_killed_in_its_first_stage_is_continued_by_itself_alone(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        kill_after(patch, torch.optim.Adam, "step", 4)  # in the second epoch of three steps each
+        with pytest.raises(Killed):
+            trained(directory=tmp_path)
+    assert list(tmp_path.rglob("representation.partial.safetensors"))
+    with pytest.raises(UserError, match="holds this run already; resume it"):
+        trained(directory=tmp_path)
+    for resume in (True, False):
+        with pytest.raises(UserError, match="belongs to another run"):
+            trained(directory=tmp_path, seed=3, resume=resume)
+
+
 @pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda data: data[:-1] + b"\x55"])
 def test_a_damaged_checkpoint_is_refused_by_name(damage, tmp_path):
     trained(directory=tmp_path)
@@ -119,17 +143,48 @@ def test_a_damaged_checkpoint_is_refused_by_name(damage, tmp_path):
         trained(directory=tmp_path, resume=True)
 
 
-def test_epochs_after_a_resume_are_those_of_an_undisturbed_run(tmp_path, monkeypatch):
+# Killed in the third stage; and with the run named in its directory, but no epoch kept there.
+@pytest.mark.parametrize("kill", [(torch.optim.Adam, "step", 13), (Path, "replace", 1)])
+def test_epochs_after_a_resume_are_those_of_an_undisturbed_run(kill, tmp_path, monkeypatch):
     data = points(40, 1), points(20, 2)
     whole = fit(small_method(), *data, engine=EVERY_EPOCH, progress=False)
     options = {"engine": EVERY_EPOCH, "directory": tmp_path, "progress": False}
     with monkeypatch.context() as patch:
-        kill_after(patch, torch.optim.Adam, "step", 13)
+        kill_after(patch, *kill)
         with pytest.raises(Killed):
             fit(small_method(), *data, **options)
     again = fit(small_method(), *data, resume=True, **options)
     assert again.epochs == whole.epochs
     assert [record.name for record in again.finished] == [r.name for r in whole.finished]
+
+
+# Killed in the second epoch of the density; in the head, behind all features; and never.
+@pytest.mark.parametrize("calls", [13, 19, 99])
+def test_features_count_once_for_the_stage_that_is_the_first_to_read_them(
+    calls, tmp_path, monkeypatch
+):
+    now, compute = [0.0], FeatureCache._compute
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+
+    def slow(self, split, inputs, bars):
+        now[0] += 100 if split == "train" else 1
+        return compute(self, split, inputs, bars)
+
+    monkeypatch.setattr(FeatureCache, "_compute", slow)
+    for name in ("fit", "descent"):
+        monkeypatch.setattr(import_module(f"density_softmax.engine.{name}"), "time", clock)
+    options = {"engine": EVERY_EPOCH, "directory": tmp_path, "progress": False}
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        kill_after(patch, torch.optim.Adam, "step", calls)
+        fit(small_method(), points(40, 1), points(20, 2), **options)
+    record = fit(small_method(), points(40, 1), points(20, 2), resume=True, **options)
+    assert {stage.name: stage.seconds for stage in record.finished} == {
+        "representation": 0,
+        "standardize": 100,
+        "density": 1,
+        "scale": 0,
+        "head": 0,
+    }
 
 
 def test_a_stage_changes_only_what_it_names():

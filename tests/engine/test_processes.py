@@ -16,23 +16,35 @@ SHORT = [
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
+def command(*words, launcher=()):
+    """Run a command; returns what it printed."""
+    line = [sys.executable, *launcher, "-m", "density_softmax", *map(str, words)]
+    done = subprocess.run(line, check=True, capture_output=True, timeout=600, text=True)
+    return done.stdout
+
+
 def train(out, *changes, launcher=()):
     options = [option for change in (*SHORT, *changes) for option in ("--set", change)]
-    command = [sys.executable, *launcher, "-m", "density_softmax", "train", "toy", *options]
-    subprocess.run([*command, "--out", str(out)], check=True, capture_output=True, timeout=120)
+    return command("train", "toy", *options, "--out", out, launcher=launcher)
+
+
+def results(out):
     return load_file(out / "stages" / "head.done.safetensors"), (out / "rows.csv").read_text()
 
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("one") / "run")
+    out = tmp_path_factory.mktemp("one") / "run"
+    train(out)
+    return results(out)
 
 
 @pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["fabric", "torchrun"])
-def test_two_processes_give_the_weights_estimates_and_metrics_of_one(
+def test_two_processes_give_the_weights_estimates_metrics_and_summary_of_one(
     one_process, launcher, tmp_path
 ):
-    weights, rows = train(tmp_path / "run", "engine.devices=2", launcher=launcher)
+    printed = train(tmp_path / "run", "engine.devices=2", launcher=launcher)
+    weights, rows = results(tmp_path / "run")
     for name, value in one_process[0].items():
         # The decay is where a flat curve meets the budget: rounding moves it the most.
         rtol = 1e-2 if name == "scale.decay" else 1e-3
@@ -43,3 +55,6 @@ def test_two_processes_give_the_weights_estimates_and_metrics_of_one(
         assert key == expected_key
         if not key[-1].startswith(("train_seconds", "latency", "peak_memory")):
             assert float(value) == pytest.approx(float(expected), rel=1e-2, abs=1e-3), key
+    assert printed.count("run directory: ") == 1
+    again = command("evaluate", tmp_path / "run", launcher=launcher)
+    assert printed.count("nll") == again.count("nll") == 1

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from density_softmax.benchmark import evaluate, identify, prepare, run
 from density_softmax.engine import RunDirectory
 from density_softmax.engine.evaluate import CONTENDERS
 from density_softmax.errors import UserError
+from density_softmax.grid.cells import Cell
 from density_softmax.grid.latency import measure_latencies
 from density_softmax.rows import read_rows
 from interruption import Killed, steps
@@ -114,11 +116,21 @@ def test_latencies_are_those_of_all_methods_in_turn(whole: Path) -> None:
     assert not any(latencies(place / "rows.csv") for place in second)
 
 
-def test_evaluating_again_leaves_latencies_as_they_are(whole: Path) -> None:
-    for place in whole.glob("density_softmax*/seed*"):
-        kept = [place / "rows.csv", place / "environment.json"]
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda cell: evaluate(cell.path, progress=False),
+        lambda cell: run(cell.recipe, cell.path, seed=cell.seed, resume=True, progress=False),
+    ],
+    ids=["evaluate", "resume"],
+)
+def test_evaluating_again_leaves_latencies_as_they_are(
+    again: Callable[[Cell], object], whole: Path
+) -> None:
+    for cell in cells_of(whole, BOTH, 2):
+        kept = [cell.path / "rows.csv", cell.path / "environment.json"]
         before = latencies(kept[0]), kept[1].read_text()
-        evaluate(place, progress=False)
+        again(cell)
         assert (latencies(kept[0]), kept[1].read_text()) == before
 
 

@@ -100,6 +100,7 @@ def train(
     - `density-softmax train toy --method deep_ensemble --member 2`
     """
     from density_softmax.benchmark import choose_member, default_directory, prepare, run
+    from density_softmax.engine import is_first_process
     from density_softmax.report import run_summary
 
     chosen = prepare(recipe, method, changes or ())
@@ -107,6 +108,8 @@ def train(
     if member is not None:
         chosen, seed, place = choose_member(chosen, seed, place, member)
     rows = run(chosen, place, seed=seed, resume=resume, donor=donor, evaluated=evaluated)
+    if not is_first_process():
+        return
     if evaluated:
         console.print(run_summary(rows))
     console.print(f"run directory: {place}", soft_wrap=True)
@@ -209,10 +212,12 @@ def evaluate(
     For example `density-softmax evaluate runs/digits/sngp/seed0 --ood foreign.npz`
     """
     from density_softmax.benchmark import evaluate
+    from density_softmax.engine import is_first_process
     from density_softmax.report import run_summary
 
     rows = evaluate(run, shifts=tuple(shift or ()), ood=tuple(ood or ()), lipschitz=lipschitz)
-    console.print(run_summary(rows))
+    if is_first_process():
+        console.print(run_summary(rows))
 
 
 @app.command()

@@ -45,7 +45,7 @@ def _open(model: Path, threads: int) -> Served:
         return Predictor(model, threads)
     from density_softmax.deploy.runs import RunPredictor
 
-    return RunPredictor.of(model)
+    return RunPredictor.of(model, threads)
 
 
 def _line(found: Throughput) -> str:

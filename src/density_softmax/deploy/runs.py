@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -24,7 +24,7 @@ __all__ = ["RunPredictor", "export_run"]
 def export_run(run: Path, file: Path, *, int8: bool = False, progress: bool = True) -> Exported:
     """Export the model of a run, with all that its data say about it."""
     recipe, seed, method = load_run(run)
-    data = recipe.data.load(seed)
+    data = recipe.load_data(seed)
     rows = range(min(8, len(data.heldout)))
     return export(
         method,
@@ -50,11 +50,14 @@ class RunPredictor:
     card: Card
 
     @classmethod
-    def of(cls, run: Path) -> RunPredictor:
-        """From a run directory; the held-out data of its recipe give the thresholds."""
+    def of(cls, run: Path, threads: int = 0) -> RunPredictor:
+        """From a run directory; the held-out data of its recipe give the thresholds.
+
+        One process serves, with so many CPU threads, 0 for all, however many trained the run.
+        """
         recipe, seed, method = load_run(run)
-        data = recipe.data.load(seed)
-        fabric = start(recipe.engine)
+        data = recipe.load_data(seed)
+        fabric = start(replace(recipe.engine.in_one_process(), threads=threads or None))
         fabric.to_device(method)
         prediction, _ = predict(fabric, method, data.heldout, recipe.engine.predict_batch_size)
         thresholds = thresholds_of(prediction.epistemic.numpy())

@@ -45,9 +45,10 @@ class StageRecord:
 class Checkpoints:
     """Checkpoints of one run in a directory, or nowhere if that is None.
 
-    `progress.json` names the finished stages and the epochs so far. Every file is replaced
-    atomically, so that a kill at any moment leaves a state to continue from. All processes of a
-    run read the directory; one of them, the writer, writes it.
+    `progress.json` names the run, its finished stages and their epochs; it is there before the
+    first epoch of a stage is kept, which is thus never taken for another run's. Every file is
+    replaced atomically, so that a kill at any moment leaves a state to continue from. All
+    processes of a run read the directory; one of them, the writer, writes it.
     """
 
     def __init__(
@@ -63,8 +64,8 @@ class Checkpoints:
         self.writer = writer and directory is not None
         self.finished: list[StageRecord] = []
         self.epochs: list[Epoch] = []
-        if directory is not None and (directory / "progress.json").exists():
-            self._read(directory / "progress.json", resume)
+        if directory is not None and self._progress().exists():
+            self._read(self._progress(), resume)
 
     def restore(self, method: nn.Module) -> None:
         """Load what the last finished stage left."""
@@ -135,6 +136,8 @@ class Checkpoints:
         """
         if not self.writer:
             return
+        if not self._progress().exists():
+            self._write()
         tensors = {f"method.{key}": value for key, value in method.state_dict().items()}
         tensors |= {f"best.{key}": value for key, value in best.items()}
         for index, state in optimizer.state_dict()["state"].items():
@@ -174,6 +177,10 @@ class Checkpoints:
         assert self.directory is not None
         return self.directory / "stages" / f"{name}.{state}.safetensors"
 
+    def _progress(self) -> Path:
+        assert self.directory is not None
+        return self.directory / "progress.json"
+
     def _read(self, file: Path, resume: bool) -> None:
         try:
             progress = json.loads(file.read_text(encoding="utf-8"))
@@ -191,13 +198,13 @@ class Checkpoints:
         self.finished = finished
 
     def _write(self) -> None:
-        assert self.directory is not None
+        names = {record.name for record in self.finished}
         progress = {
             "identity": self.identity,
             "finished": [asdict(record) for record in self.finished],
-            "epochs": [asdict(epoch) for epoch in self.epochs],
+            "epochs": [asdict(epoch) for epoch in self.epochs if epoch.stage in names],
         }
-        write_text(self.directory / "progress.json", json.dumps(progress, indent=1))
+        write_text(self._progress(), json.dumps(progress, indent=1))
 
 
 _AGAIN = "delete the run's directory and train again"

@@ -110,10 +110,19 @@ class Patience:
 
 
 class Descender:
-    """Descends one stage in epochs of steps, each step one batch shared by all processes."""
+    """Descends one stage in epochs of steps, each step one batch shared by all processes.
+
+    Getting its data ready took `spent` seconds, which a stage that begins here has to count.
+    """
 
     def __init__(
-        self, setting: Setting, number: int, stage: Train, source: Source, heldout: Source
+        self,
+        setting: Setting,
+        number: int,
+        stage: Train,
+        source: Source,
+        heldout: Source,
+        spent: float,
     ) -> None:
         self.setting, self.number, self.stage = setting, number, stage
         self.source, self.heldout = source, heldout
@@ -124,9 +133,10 @@ class Descender:
         trained = [parameter for parameter in stage.parameters if parameter.requires_grad]
         optimizer = stage.descent.optimizer.build(trained)
         self.rates = [group["lr"] for group in optimizer.param_groups]
-        self.done, self.seconds, best = setting.checkpoints.load_epoch(
+        self.done, seconds, best = setting.checkpoints.load_epoch(
             stage.name, setting.method, optimizer
         )
+        self.seconds = seconds if self.done else spent
         self.patience = Patience(stage, setting.method, setting.checkpoints.epochs, best)
         objective = Objective(setting.method, stage.loss)
         self.objective, self.optimizer = setting.fabric.setup(objective, optimizer)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from density_softmax import metrics
 from density_softmax.engine.runtime import name_device
+from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.nn.lipschitz import lower_bound, upper_bound
 from density_softmax.types import Prediction
@@ -58,7 +59,7 @@ METRICS = {
     "lipschitz_upper": "a Lipschitz constant of the encoder by AutoLip and SeqLip; the same",
     "latency_ratio:BATCH": "time of a forward pass relative to the plain softmax classifier",
     "latency_spread:BATCH": "interquartile range of that ratio over the rounds of measurement",
-    "train_seconds:STAGE": "seconds that a stage of training took",
+    "train_seconds:STAGE": "seconds of a stage of training, with features that it reads first",
     "peak_memory:STAGE": "most memory during a stage, megabytes: the process, or torch on a GPU",
 }
 
@@ -96,13 +97,26 @@ def mean_over_shifts(found: Mapping[str, Mapping[str, float]]) -> dict[str, dict
     }
 
 
-def lipschitz_metrics(encoder: nn.Module, x: Tensor) -> dict[str, float]:
-    """Between what the Lipschitz constant of an encoder lies: seen on `x`, and proved."""
-    shape = tuple(x.shape[1:])
+def lipschitz_metrics(method: Method, x: Tensor) -> dict[str, float]:
+    """Between what the Lipschitz constant of a method's encoder lies: seen on `x`, and proved."""
+    if method.parts() or not _is_row_by_row(method.encoder, x):
+        raise UserError(
+            f"{method.config.kind} has no encoder that maps an input to its features by itself; "
+            "leave --lipschitz away"
+        )
     return {
-        "lipschitz_lower": lower_bound(encoder, x),
-        "lipschitz_upper": upper_bound(encoder, shape),
+        "lipschitz_lower": lower_bound(method.encoder, x),
+        "lipschitz_upper": upper_bound(method.encoder, tuple(x.shape[1:])),
     }
+
+
+@torch.no_grad()
+def _is_row_by_row(encoder: nn.Module, x: Tensor) -> bool:
+    """Whether one input gives one row: members inside an encoder want an input for each."""
+    try:
+        return len(encoder(x[:1])) == 1
+    except RuntimeError:  # torch's word for another shape
+        return False
 
 
 def cost_metrics(method: Method, reference: Method, inputs: Tensor) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,21 +125,43 @@ def run_stages(
 def run_stage(
     setting: Setting, number: int, stage: Stage, sources: Mapping[str, Source], cache: FeatureCache
 ) -> float:
-    """One stage; returns its seconds, those before an interruption included."""
+    """One stage; returns its seconds, those before an interruption included.
 
-    def source(split: str) -> Source:
-        inputs = sources[split]
-        return inputs if stage.on == "inputs" else cache.source(split, inputs, setting.bars)
-
-    began = time.perf_counter()
+    Features count for the stage that is the first to read them. A run that continues computes
+    them again, and does not count them again.
+    """
+    counted, spent = features_read(setting.method.stages()[:number]), 0.0
+    data = dict(sources)
+    for split in splits_read(stage) if stage.on == "features" else ():
+        began = time.perf_counter()
+        data[split] = cache.source(split, sources[split], setting.bars)
+        spent += 0.0 if split in counted else time.perf_counter() - began
     if isinstance(stage, Estimate):
-        estimate(setting, stage, source(stage.split))
-        return time.perf_counter() - began
+        began = time.perf_counter()
+        estimate(setting, stage, data[stage.split])
+        return spent + time.perf_counter() - began
     with only_trainable(setting.method, stage):
-        seconds = Descender(setting, number, stage, source(stage.split), source("heldout")).run()
+        descender = Descender(setting, number, stage, data[stage.split], data["heldout"], spent)
+        seconds = descender.run()
     if stage.on == "inputs":
         cache.clear()
     return seconds
+
+
+def splits_read(stage: Stage) -> tuple[str, ...]:
+    """What a stage learns from and, if it is trained, what it is monitored on."""
+    return (stage.split, "heldout") if isinstance(stage, Train) else (stage.split,)
+
+
+def features_read(stages: Sequence[Stage]) -> set[str]:
+    """The splits whose features some of these stages read, after any that trains the encoder."""
+    found: set[str] = set()
+    for stage in stages:
+        if stage.on == "features":
+            found.update(splits_read(stage))
+        elif isinstance(stage, Train):
+            found.clear()
+    return found
 
 
 def estimate(setting: Setting, stage: Estimate, source: Source) -> None:

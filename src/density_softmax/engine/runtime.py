@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import platform
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from torch import distributed
 
 from density_softmax.config import ConfigError, at_least, place
 
-__all__ = ["EngineConfig", "derive_seed", "name_device", "start"]
+__all__ = ["EngineConfig", "derive_seed", "is_first_process", "name_device", "start"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class EngineConfig:
     """Devices, processes and precision.
 
     Attributes:
-        accelerator: `auto`, `cpu`, `cuda`, `mps`, ...
+        accelerator: `cpu`, `cuda`, ... or `auto`, the fastest there is but Apple's `mps`, which
+            cannot be used: it has no float64, in which sums over samples are computed.
         devices: processes per machine; under torchrun or SLURM, what those were started with.
         num_nodes: machines.
         strategy: Fabric's; `auto` is one device, or DDP over several.
@@ -47,6 +49,10 @@ class EngineConfig:
         at_least(self, devices=1, num_nodes=1, predict_batch_size=1, threads=1)
         at_least(self, feature_memory=0, checkpoint_seconds=0)
 
+    def in_one_process(self) -> EngineConfig:
+        """The same on one device."""
+        return replace(self, devices=1, num_nodes=1, strategy="auto")
+
 
 def start(config: EngineConfig) -> Fabric:
     """A launched Fabric: from here on there are as many processes as asked for."""
@@ -59,9 +65,10 @@ def start(config: EngineConfig) -> Fabric:
 
 def _fabric(config: EngineConfig) -> Fabric:
     """Fabric knows what there is on this machine, and lists it where it refuses a choice."""
+    shunned = config.accelerator == "auto" and torch.backends.mps.is_available()
     try:
-        return Fabric(
-            accelerator=config.accelerator,
+        fabric = Fabric(
+            accelerator="cpu" if shunned else config.accelerator,
             devices=config.devices,
             num_nodes=config.num_nodes,
             strategy=config.strategy,
@@ -69,6 +76,18 @@ def _fabric(config: EngineConfig) -> Fabric:
         )
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"engine: {error}") from None
+    if fabric.device.type == "mps":
+        raise ConfigError(
+            f"engine.accelerator={config.accelerator}: MPS has no float64, in which sums over "
+            "samples are computed; choose accelerator=cpu"
+        )
+    return fabric
+
+
+def is_first_process() -> bool:
+    """Whether this is the process that speaks for all that were started: the first, or only one."""
+    several = distributed.is_available() and distributed.is_initialized()
+    return not several or distributed.get_rank() == 0
 
 
 def derive_seed(*keys: int) -> int:

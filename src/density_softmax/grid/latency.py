@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from density_softmax.benchmark import load_run
@@ -28,8 +27,7 @@ def measure_latencies(paths: Sequence[Path]) -> list[Row]:
     does not depend on its weights.
     """
     recipe, data = _shared(paths)
-    engine = replace(recipe.engine, devices=1, num_nodes=1, strategy="auto")
-    fabric = start(engine)
+    fabric = start(recipe.engine.in_one_process())
     methods = {contender(path): load_run(path, data.task)[2] for path in paths}
     plain = [name for name, method in methods.items() if isinstance(method, Deterministic)]
     if not plain:

@@ -1,0 +1,28 @@
+"""Where a run happens: what is chosen, and what is refused with a remedy."""
+
+import pytest
+import torch
+from lightning_fabric.accelerators import MPSAccelerator
+
+from density_softmax.config import ConfigError
+from density_softmax.engine import EngineConfig, start
+
+
+@pytest.fixture
+def apple(monkeypatch):
+    """A machine whose only accelerator has no float64."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(MPSAccelerator, "is_available", staticmethod(lambda: True))
+
+
+@pytest.mark.usefixtures("apple")
+def test_auto_never_takes_a_device_without_float64():
+    assert start(EngineConfig()).device.type == "cpu"
+
+
+@pytest.mark.usefixtures("apple")
+@pytest.mark.parametrize("name", ["mps", "gpu"])
+def test_a_device_without_float64_is_refused_with_the_reason_and_a_remedy(name):
+    with pytest.raises(ConfigError, match=f"{name}: MPS has no float64, .*accelerator=cpu"):
+        start(EngineConfig(accelerator=name))
