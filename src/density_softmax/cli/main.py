@@ -28,6 +28,7 @@ app.add_typer(data_app, name="data")
 console = Console()
 
 LARGEST_SEED = 2**63 - 1  # of torch
+INTERRUPTED = 130  # how Typer exits from a KeyboardInterrupt
 
 # torch and scikit-learn take seconds to import: each command imports what it needs, --help nothing.
 
@@ -312,12 +313,13 @@ def main() -> None:
         if error.errno != errno.ENOSPC:
             raise
         fail("the disk is full: free some space and continue with --resume")
-    except KeyboardInterrupt:
-        print(
-            "interrupted: a run continues with --resume, a benchmark with the same command",
-            file=sys.stderr,
-        )
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            print(
+                "interrupted: a run continues with --resume, a benchmark with the same command",
+                file=sys.stderr,
+            )
+        raise
 
 
 def fail(message: str) -> None:
