@@ -185,7 +185,9 @@ def benchmark(
 
 @app.command()
 def latency(
-    runs: Annotated[list[Path], typer.Argument(help="Finished runs with the same data.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Finished runs, one of each method, with the same data.")
+    ],
 ) -> None:
     """Measure the latency of runs in turn, in one process, and write it into their rows.
 
