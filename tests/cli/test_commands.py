@@ -241,6 +241,15 @@ def test_a_truncated_checkpoint_is_named(monkeypatch, tmp_path, capsys):
     assert str(file) in capsys.readouterr().err
 
 
+def test_an_interrupt_says_how_to_continue(monkeypatch, capsys):
+    def interrupted(what):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("density_softmax.cli.listing.listing", interrupted)
+    assert call(monkeypatch, "list", "methods") == 130
+    assert capsys.readouterr().err.startswith("interrupted: a run continues with --resume")
+
+
 def test_a_killed_process_resumes_to_the_weights_of_an_undisturbed_one(tmp_path):
     command = [sys.executable, "-m", "density_softmax", "train", "toy"]
     command += settings(

@@ -370,6 +370,17 @@ def test_a_lone_last_sample_does_not_stop_a_batch_norm():
     assert sizes == {16, 17}
 
 
+def test_a_short_last_batch_is_not_divided_into_single_samples():
+    method = small_method(representation=descent(2, accumulate=2))
+    method.encoder.append(nn.BatchNorm1d(6))
+    sizes: set[int] = set()
+    method.encoder.register_forward_hook(
+        lambda module, args, z: sizes.add(len(z)) if module.training else None
+    )
+    fit(method, points(35, 1), points(20, 2), engine=EVERY_EPOCH, progress=False)
+    assert sizes == {8, 3}
+
+
 def test_pairs_of_numpy_arrays_are_data():
     data = points(40, 1)
     pair = np.asarray(data.x), np.asarray(data.y)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -58,3 +59,9 @@ def test_two_processes_give_the_weights_estimates_metrics_and_summary_of_one(
     assert printed.count("run directory: ") == 1
     again = command("evaluate", tmp_path / "run", launcher=launcher)
     assert printed.count("nll") == again.count("nll") == 1
+
+
+def test_a_class_and_a_last_batch_that_are_too_small_to_divide_stop_no_process():
+    script = Path(__file__).with_name("train_rare_class.py")
+    line = [sys.executable, *TORCHRUN, str(script)]
+    subprocess.run(line, check=True, capture_output=True, timeout=600)

@@ -8,6 +8,12 @@ from density_softmax.config import ConfigError
 from density_softmax.engine import EngineConfig, start
 
 
+def test_more_devices_than_there_are_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=r"requested gpu: \[0, 1\]"):
+        start(EngineConfig(accelerator="cuda", devices=2))
+
+
 @pytest.fixture
 def apple(monkeypatch):
     """A machine whose only accelerator has no float64."""

@@ -157,6 +157,13 @@ def test_runs_whose_data_are_elsewhere_are_not_runs_on_other_data(tmp_path: Path
         measure_latencies([tmp_path / "here", tmp_path / "there"])
 
 
+def test_two_seeds_of_a_method_are_not_timed_together(whole: Path) -> None:
+    before, runs = touched(whole), sorted(whole.glob("deterministic*/seed*"))
+    with pytest.raises(UserError, match=rf"{runs[1]}: is a run of .* so is {runs[0]}; give one"):
+        measure_latencies(runs)
+    assert touched(whole) == before
+
+
 def test_the_members_of_an_ensemble_are_cells_before_it(tmp_path: Path) -> None:
     at_once, in_cells = tmp_path / "at_once", tmp_path / "in_cells"
     *_, cell = cells_of(at_once, ["deep_ensemble"])

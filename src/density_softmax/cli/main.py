@@ -28,6 +28,7 @@ app.add_typer(data_app, name="data")
 console = Console()
 
 LARGEST_SEED = 2**63 - 1  # of torch
+INTERRUPTED = 130  # how Typer exits from a KeyboardInterrupt
 
 # torch and scikit-learn take seconds to import: each command imports what it needs, --help nothing.
 
@@ -184,7 +185,9 @@ def benchmark(
 
 @app.command()
 def latency(
-    runs: Annotated[list[Path], typer.Argument(help="Finished runs with the same data.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Finished runs, one of each method, with the same data.")
+    ],
 ) -> None:
     """Measure the latency of runs in turn, in one process, and write it into their rows.
 
@@ -312,12 +315,13 @@ def main() -> None:
         if error.errno != errno.ENOSPC:
             raise
         fail("the disk is full: free some space and continue with --resume")
-    except KeyboardInterrupt:
-        print(
-            "interrupted: a run continues with --resume, a benchmark with the same command",
-            file=sys.stderr,
-        )
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            print(
+                "interrupted: a run continues with --resume, a benchmark with the same command",
+                file=sys.stderr,
+            )
+        raise
 
 
 def fail(message: str) -> None:

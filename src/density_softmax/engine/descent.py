@@ -188,6 +188,7 @@ class Descender:
             mean += self._step(parts, batches) / len(steps)
             bar.advance()
         if self.stage.on == "inputs" and self.setting.inspection.pending:
+            self.setting.inspection.gather(fabric)
             self.setting.inspection.conclude()
         return all_reduce(fabric, mean).item() / fabric.world_size
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from lightning_fabric import Fabric
 
 from density_softmax.data.sources import ArraySource
+from density_softmax.engine.collect import all_reduce
 from density_softmax.errors import UserError
 from density_softmax.types import Batch, Source
 
@@ -45,6 +47,11 @@ class Inspection:
                 f"labels must be 0 to {self.num_classes - 1}"
             )
         self.seen[batch.y.cpu()] = True
+
+    def gather(self, fabric: Fabric) -> None:
+        """Add what the other processes have seen of the same pass."""
+        seen = all_reduce(fabric, self.seen.int().to(fabric.device))
+        self.seen = seen.bool().cpu()
 
     def conclude(self) -> None:
         """Check what only a whole pass can show."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import distributed
 
 from density_softmax.config import ConfigError, at_least, place
@@ -74,7 +75,7 @@ def _fabric(config: EngineConfig) -> Fabric:
             strategy=config.strategy,
             precision=config.precision,  # type: ignore[arg-type]
         )
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, MisconfigurationException) as error:
         raise ConfigError(f"engine: {error}") from None
     if fabric.device.type == "mps":
         raise ConfigError(

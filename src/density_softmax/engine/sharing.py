@@ -30,20 +30,27 @@ def share(
 ) -> list[list[Part]]:
     """The steps of a pass over `order`, each a list of this process's parts of the batch.
 
-    Every process takes the same number of steps. One that has no sample left in the last batch
-    reads the first of it with weight 0. A last batch of less than `smallest` samples joins the one
-    before it.
+    A last batch of less than `smallest` samples joins the one before it. No part is smaller
+    either, as long as its batch is not: a batch is divided among fewer processes, and into fewer
+    parts, if it has to. Every process takes the same number of steps. One that is left without
+    samples reads the first of the batch with weight 0.
     """
     steps = []
     last = num_batches(len(order), batch_size, smallest) - 1
     for number in range(last + 1):
         end = (number + 1) * batch_size if number < last else len(order)
         batch = list(order[number * batch_size : end])
-        mine = batch[rank::world]
-        chunks = [mine[i::accumulate] for i in range(accumulate) if mine[i::accumulate]]
+        shares = _divide(batch, world, smallest)
+        chunks = _divide(shares[rank], accumulate, smallest) if rank < len(shares) else []
         parts = [Part(chunk, len(chunk) * world / len(batch)) for chunk in chunks]
-        steps.append(parts or [Part(batch[:1], 0.0)])
+        steps.append(parts or [Part(batch[:smallest], 0.0)])
     return steps
+
+
+def _divide(indices: list[int], number: int, smallest: int) -> list[list[int]]:
+    """At most so many parts, none below `smallest` unless all together are."""
+    number = max(1, min(number, len(indices) // smallest))
+    return [indices[i::number] for i in range(number)]
 
 
 def num_batches(num_samples: int, batch_size: int, smallest: int = 1) -> int:

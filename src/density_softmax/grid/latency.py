@@ -22,13 +22,14 @@ REFERENCE = "deterministic"
 def measure_latencies(paths: Sequence[Path]) -> list[Row]:
     """Time the methods of finished runs in turn, and write the ratios into the rows of each.
 
-    All are runs on the same data with the same encoder. They are compared to the first run of
-    `deterministic`; without any, to an untrained network of that kind: what a forward pass costs
-    does not depend on its weights.
+    All are runs on the same data with the same encoder, one of each method and variant. They are
+    compared to the first run of `deterministic`; without any, to an untrained network of that
+    kind: what a forward pass costs does not depend on its weights.
     """
+    runs = _by_contender(paths)
     recipe, data = _shared(paths)
     fabric = start(recipe.engine.in_one_process())
-    methods = {contender(path): load_run(path, data.task)[2] for path in paths}
+    methods = {name: load_run(path, data.task)[2] for name, path in runs.items()}
     plain = [name for name, method in methods.items() if isinstance(method, Deterministic)]
     if not plain:
         methods[REFERENCE] = _untrained(recipe, data)
@@ -38,8 +39,8 @@ def measure_latencies(paths: Sequence[Path]) -> list[Row]:
     found = latency_metrics(methods, plain[0] if plain else REFERENCE, example)
     conditions = latency_conditions(fabric.device, sorted(methods))
     rows = []
-    for path in paths:
-        rows += _write(RunDirectory(path), found[contender(path)])
+    for name, path in runs.items():
+        rows += _write(RunDirectory(path), found[name])
         RunDirectory(path).add_to_environment(conditions)
     return rows
 
@@ -67,6 +68,19 @@ def contender(path: Path) -> str:
     identity = RunDirectory(path).identity()
     method, variant = identity["recipe"]["method"]["kind"], identity["variant"]
     return str(method) if variant == "default" else f"{method} ({variant})"
+
+
+def _by_contender(paths: Sequence[Path]) -> dict[str, Path]:
+    """The runs by what they are called; two of the same name could not be told apart."""
+    runs: dict[str, Path] = {}
+    for path in paths:
+        other = runs.setdefault(contender(path), path)
+        if other != path:
+            raise UserError(
+                f"{path}: is a run of {contender(path)}, and so is {other}; give one run of each "
+                "method and variant"
+            )
+    return runs
 
 
 def _shared(paths: Sequence[Path]) -> tuple[Recipe, Data]:
