@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -183,6 +184,12 @@ def test_the_length_scale_is_the_mean_distance_of_features_as_training_sees_them
     scale = method.process.length_scale.detach().flatten()
     np.testing.assert_allclose(scale, trained, rtol=1e-3)
     assert abs(evaluated / trained - 1) > 0.3  # an untrained running variance is another scale
+
+
+def test_batch_norms_survive_a_lone_last_sample() -> None:
+    encoder = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.ReLU())
+    engine, source = replace(ENGINE, predict_batch_size=32), clusters(33)
+    fit(due(encoder), source, source, engine=engine, progress=False)
 
 
 def test_every_layer_and_batch_norm_is_bounded() -> None:

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -170,6 +171,15 @@ def test_fit_survives_a_last_batch_of_one_and_fits_the_flow_last() -> None:
     epochs = fit(method, source, source, engine=CPU, progress=False).epochs
     flow = [e.values["heldout_nll"] for e in epochs if e.stage == "finetune"]
     assert flow[-1] < flow[0]
+    assert all(value.isfinite().all() for value in method.state_dict().values())
+
+
+def test_batch_norms_survive_a_lone_last_sample() -> None:
+    encoder = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6))
+    config = NaturalPosteriorNetwork.Config(4, warmup=SHORT, descent=SHORT, finetune=SHORT)
+    method = NaturalPosteriorNetwork(encoder, NUM_CLASSES, config, points().x)
+    engine, source = replace(CPU, predict_batch_size=32), ArraySource(*points(33))
+    fit(method, source, source, engine=engine, progress=False)
     assert all(value.isfinite().all() for value in method.state_dict().values())
 
 

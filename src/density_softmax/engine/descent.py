@@ -25,8 +25,6 @@ from density_softmax.types import Batch, Source
 
 __all__ = ["Descender", "Setting", "check_trainable", "only_trainable"]
 
-# A batch norm cannot learn from one sample.
-SMALLEST_BATCH = 2
 # Before the name of a monitored value in the record of epochs.
 HELDOUT = "heldout_"
 
@@ -128,7 +126,7 @@ class Descender:
         self.source, self.heldout = source, heldout
         self.batch_size = source.batch_size or stage.descent.batch_size
         samples = len(source.order(self._epoch_seed(0)))  # a sampler may draw fewer than all
-        self.num_steps = num_batches(samples, self.batch_size, SMALLEST_BATCH)
+        self.num_steps = num_batches(samples, self.batch_size)
         # A frozen parameter is none of the optimizer's: weight decay would change it.
         trained = [parameter for parameter in stage.parameters if parameter.requires_grad]
         optimizer = stage.descent.optimizer.build(trained)
@@ -177,7 +175,6 @@ class Descender:
             fabric.global_rank,
             fabric.world_size,
             self.stage.descent.accumulate,
-            smallest=SMALLEST_BATCH,
         )
         indices = [part.indices for parts in steps for part in parts]
         batches = self.source.read(indices, fabric.device, epoch_seed)

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 __all__ = ["Part", "num_batches", "share"]
 
+# A batch norm that normalises by the batch has nothing to do with one sample.
+SMALLEST_BATCH = 2
+
 
 class Part(NamedTuple):
     """What one process reads at once.
@@ -26,7 +29,7 @@ def share(
     world: int = 1,
     accumulate: int = 1,
     *,
-    smallest: int = 1,
+    smallest: int = SMALLEST_BATCH,
 ) -> list[list[Part]]:
     """The steps of a pass over `order`, each a list of this process's parts of the batch.
 
@@ -53,7 +56,7 @@ def _divide(indices: list[int], number: int, smallest: int) -> list[list[int]]:
     return [indices[i::number] for i in range(number)]
 
 
-def num_batches(num_samples: int, batch_size: int, smallest: int = 1) -> int:
+def num_batches(num_samples: int, batch_size: int, smallest: int = SMALLEST_BATCH) -> int:
     """How many batches a pass over all samples takes, none but the only one below `smallest`."""
     whole, rest = divmod(num_samples, batch_size)
     joins = whole > 0 and rest < smallest
