@@ -150,8 +150,8 @@ def test_runs_on_other_data_are_not_timed_together(whole: Path, tmp_path: Path) 
 
 
 def test_runs_whose_data_are_elsewhere_are_not_runs_on_other_data(tmp_path: Path) -> None:
-    for root in ("here", "there"):
-        recipe = prepare("digits", "deterministic", [f"data.root={root}"])
+    for root, method in (("here", "deterministic"), ("there", "sngp")):
+        recipe = prepare("digits", method, [f"data.root={root}"])
         RunDirectory(tmp_path / root).claim(identify(recipe, 0), resume=False)
     with pytest.raises(UserError, match="is not finished"):  # all else would do
         measure_latencies([tmp_path / "here", tmp_path / "there"])
