@@ -80,9 +80,9 @@ def train(
     A run that was killed continues with `--resume` and ends with the same weights.
 
     With `--from RUN` the first stage, encoder and head, is not trained but taken over from
-    another run, with its cost: density_softmax from another of its kind, temperature_scaling from
-    deterministic. The result is the same, bit for bit: a run is refused whose data, encoder,
-    seed, penalty or training of them differ.
+    another run, with its cost: density_softmax and constant_temperature from one another,
+    temperature_scaling from deterministic. The result is the same, bit for bit: a run is refused
+    whose data, encoder, seed, penalty or training of them differ.
 
     The members of an ensemble are runs of their own, in `members/` of its directory. They can
     be trained one by one, on any machine, with `--member 0`, `--member 1`, ...; without, those
