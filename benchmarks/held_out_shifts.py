@@ -13,7 +13,6 @@ no density: the best one, and the highest within each budget, which is what a de
 from __future__ import annotations
 
 import argparse
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -132,10 +131,9 @@ class Attached:
         return {m: clean[m] for m in METRICS} | means
 
     def _around(self, config: DensitySoftmax.Config) -> DensitySoftmax:
-        """A copy of the network: the hooks of one setting are not to slow down another."""
-        encoder, head = copy.deepcopy(self.trained.encoder), head_of(self.trained)
-        method = DensitySoftmax(encoder, self.trained.num_classes, config, self.example)
-        method.head.linear = head.linear
+        trained = self.trained
+        method = DensitySoftmax(trained.encoder, trained.num_classes, config, self.example)
+        method.head.linear = head_of(trained).linear
         return method.eval()
 
 

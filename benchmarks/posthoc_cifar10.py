@@ -182,7 +182,7 @@ class Network:
         """Every rule, from the same features."""
         methods = {}
         for name, config in track(rules().items(), description=f"{self.name}: rules"):
-            # A copy each: the hooks of one rule are not to slow down another.
+            # A copy each: timed in turn, none finds its weights in the cache of another.
             method = around(Headless(self.copy(), "1"), config, EXAMPLE)
             width = None if config.layers else method.num_features
             features = {k: ArraySource(v.x[:, :width], v.y) for k, v in known.items()}
@@ -270,7 +270,7 @@ class Network:
         }
 
     def copy(self) -> nn.Module:
-        """The network without hooks."""
+        """The network, with weights of its own."""
         return load_classifier(self.state)
 
 

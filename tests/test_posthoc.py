@@ -196,15 +196,56 @@ class Cosine(nn.Linear):
         return super().forward(nn.functional.normalize(z))
 
 
-@pytest.mark.parametrize("changed_by", ["subclass", "hook"])
+@pytest.mark.parametrize("changed_by", ["subclass", "hook", "hook that cuts"])
 def test_a_head_that_is_more_than_linear_is_refused(changed_by):
     torch.manual_seed(0)
     head = Cosine(16, 3) if changed_by == "subclass" else nn.Linear(16, 3)
     if changed_by == "hook":
         head.register_forward_hook(lambda layer, inputs, output: output + torch.eye(3)[0])
+    if changed_by == "hook that cuts":
+        head.register_forward_hook(lambda layer, inputs, output: output[:, :2])
     model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), head).eval()
     with pytest.raises(UserError, match=r"the layer '2' \((Cosine|Linear)\) does not return W z"):
         attach_with_head(model, "2")
+
+
+class Cooled(nn.Module):
+    def forward(self, logits):
+        return logits.div_(10)
+
+
+class Autocast(nn.Module):
+    """A model with a precision of its own, to which the features may come in any."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.hidden, self.fc, self.features = nn.Linear(5, 16), nn.Linear(16, 3), features
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.fc(self.hidden(x).to(self.features).relu())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: Narrow(Cooled()),
+        lambda: Autocast(torch.float32),
+        lambda: Autocast(torch.bfloat16),
+    ],
+    ids=["overwritten logits", "own autocast", "features in 16 bits"],
+)
+def test_what_a_model_does_around_a_linear_head_does_not_matter(model):
+    torch.manual_seed(0)
+    probs = attach_with_head(model(), "fc").predict(torch.randn(7, 5)).probs
+    assert probs.sum(1).allclose(torch.ones(7))
+
+
+def test_a_parametrised_head_may_come_in_training_mode():
+    torch.manual_seed(0)
+    model = Narrow(nn.Identity())
+    nn.utils.parametrizations.spectral_norm(model.fc)
+    assert attach_with_head(model.train(), "fc").num_classes == 3
 
 
 def test_a_config_that_would_train_the_model_again_is_refused():
@@ -353,10 +394,15 @@ def test_a_head_of_its_own_is_not_taken_for_the_models(tmp_path):
 def test_threads_and_plain_calls_of_the_model_get_their_own_answers(model):
     method = attached(model, model.layers)
     xs = [data(model, 5 + number % 3, number)[0] for number in range(60)]
-    expected = [(method.predict(x), model(x)) for x in xs]
+
+    @torch.no_grad()  # of each thread, and a transformer rounds otherwise where gradients are kept
+    def answer_of(call):
+        return call[0](call[1])
+
+    expected = [(answer_of((method.predict, x)), answer_of((model, x))) for x in xs]
     calls = [call for x in xs for call in ((method.predict, x), (method, x), (model, x))]
-    with ThreadPoolExecutor(4) as threads, torch.no_grad():
-        found = iter(list(threads.map(lambda call: call[0](call[1]), calls)))
+    with ThreadPoolExecutor(4) as threads:
+        found = iter(list(threads.map(answer_of, calls)))
     for prediction, answer in expected:
         assert same(next(found), prediction)
         assert same(next(found), prediction)

@@ -204,6 +204,22 @@ def test_flags_follow_the_threshold():
     assert flags == [["in", "out", "bad", "bad"], ["", "", "bad", "bad"]]
 
 
+class FakeOfWholeNumbers(Fake):
+    def predict(self, x):
+        assert np.isfinite(x).all(), "no whole number stands for it"
+        return super().predict(x)
+
+
+@pytest.mark.parametrize("rows", [([1, 0], [np.nan, 0], [3, 0]), ([np.nan, 0],)])
+def test_what_cannot_be_read_is_not_given_to_the_model(rows):
+    chunk = chunk_of(*rows)
+    (batch,) = records(FakeOfWholeNumbers(), [chunk], 2.0)
+    expected = {1.0: "in", 3.0: "out"}
+    assert [r.flag for r in batch] == [expected.get(float(x[0]), "bad") for x in chunk.x]
+    bad = [r for r in batch if r.flag == "bad"]
+    assert {(r.confidence, r.epistemic, r.label) for r in bad} == {(0.5, np.inf, "")}
+
+
 EXAMPLES = [
     Record('a "b",c.png', "cat", 0.75, 0.5, 12.5, "in", ""),
     Record("ü.png", "", 0.5, 0.25, float("inf"), "bad", "broken"),

@@ -109,14 +109,26 @@ def epochs_long(epochs):
     return method
 
 
+class Leaving(Overfitting):
+    """Watched by how far its weights are from where they began, so that no epoch is as good."""
+
+    def stages(self):
+        begun = [parameter.clone() for parameter in self.encoder.parameters()]
+
+        def distance(batch):
+            pairs = zip(self.encoder.parameters(), begun, strict=True)
+            moved = sum((now - before).square().sum() for now, before in pairs)
+            return {"nll": moved.expand(len(batch.y))}
+
+        (stage,) = super().stages()
+        return (dataclasses.replace(stage, monitor=distance),)
+
+
 def test_a_stage_with_patience_never_ends_worse_than_it_began():
-    begun = Overfitting()
-    trained(begun)
-    method = Overfitting(patience=2)
-    method.load_state_dict(begun.state_dict())
-    record = trained(method)
-    values = [epoch.values["heldout_nll"] for epoch in record.epochs]
-    assert min(values[1:]) > values[0]
+    method, begun = Leaving(patience=2), Leaving()
+    values = [epoch.values["heldout_nll"] for epoch in trained(method).epochs]
+    assert len(values) == 1 + 2
+    assert min(values[1:]) > values[0] == 0
     same_weights(method, begun)
 
 

@@ -107,6 +107,20 @@ def test_where_the_data_were_makes_no_difference_but_which_they_were_does(tmp_pa
         assert directory.holds(identify(cell.recipe, cell.seed)) is expected
 
 
+def test_a_finished_run_looks_for_its_data_where_they_are_now(tmp_path: Path) -> None:
+    here, there = (
+        plan("cifar10_small", ["deterministic"], 1, tmp_path, changes=[f"data.root={root}"])[0]
+        for root in ("here", "there")
+    )
+    directory = RunDirectory(here.path)
+    directory.claim(identify(here.recipe, 0), resume=False)
+    there.settle()
+    assert directory.identity()["recipe"]["data"]["root"] == "there"
+    before = (here.path / "recipe.json").stat().st_mtime_ns
+    there.settle()
+    assert (here.path / "recipe.json").stat().st_mtime_ns == before
+
+
 def test_long_variants_have_short_directories_of_their_own() -> None:
     paths = set()
     for last in range(3):

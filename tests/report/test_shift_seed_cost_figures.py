@@ -99,6 +99,16 @@ def test_a_shift_that_one_run_lacks_is_left_out_of_all_and_takes_no_line_away(
         assert shared[name]["set-c", "cece"][0] == pytest.approx(np.mean(each))
 
 
+def test_a_set_that_is_shifted_in_one_run_may_be_foreign_in_another() -> None:
+    shifted = [
+        Row("r", method, "default", 0, split, "nll", 1.0)
+        for method, kinds in {"sngp": ("fog", "snow"), "ddu": ("fog",)}.items()
+        for split in (f"set-c/{kind}/1" for kind in kinds)
+    ]
+    foreign = Row("r", "duq", "default", 0, "set-c", "auroc:confidence", 0.9)
+    assert foreign in with_shared_means([*shifted, foreign])
+
+
 def test_severities_have_a_line_for_each_method(
     tmp_path: Path, make_images: MakeRun, undrawn: list[Figure]
 ) -> None:

@@ -40,7 +40,7 @@ class Standardization(NamedTuple):
     def of(cls, x: Tensor) -> Standardization:
         """From rows in float64; a constant feature is left unscaled, however its mean rounds."""
         std = x.std(dim=0, correction=0)
-        varies = x.amax(dim=0) > x.amin(dim=0)
+        varies = (x.amax(dim=0) > x.amin(dim=0)) & (std > 0)
         return cls(x.mean(dim=0), torch.where(varies, std, torch.ones_like(std)))
 
     def __call__(self, x: Tensor) -> Tensor:

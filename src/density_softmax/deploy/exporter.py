@@ -168,9 +168,10 @@ def _as_batch(model: Method, example: Any) -> Tensor:
 
 
 def _reads_floats(model: Method) -> bool:
-    """Whether it was built with an example of floats, or is one on tables, in float64."""
-    built_with, computes_in = model.example_dtype, next(model.parameters()).dtype
-    return computes_in == torch.float64 or (built_with or torch.int64).is_floating_point
+    """Whether it was built with an example of floats or, without any, is one on tables."""
+    if model.example_dtype is not None:
+        return model.example_dtype.is_floating_point
+    return next(model.parameters()).dtype == torch.float64
 
 
 def _source(name: str, data: Any, x: Tensor) -> Source | None:

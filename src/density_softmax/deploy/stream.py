@@ -80,8 +80,25 @@ def records(
 ) -> Iterator[list[Record]]:
     """The records of one batch after another."""
     for chunk in chunks:
-        answer = model.predict(chunk.x)
+        answer = _answer(model, chunk.x)
         yield [_record(model.card, chunk, answer, row, threshold) for row in range(len(chunk.x))]
+
+
+def _answer(model: Served, x: NDArray[np.float32]) -> Answer:
+    """The answers to what could be read; of the rest a graph of whole numbers could say nothing."""
+    readable = np.isfinite(x).reshape(len(x), -1).all(axis=1)
+    if readable.all():
+        return model.predict(x)
+    size, classes = len(x), len(model.card.class_names)
+    answer = Answer(
+        np.full((size, classes), 1 / classes, np.float32),
+        np.full(size, math.log(classes), np.float32),
+        np.full(size, math.inf, np.float32),
+    )
+    if readable.any():
+        for values, served in zip(answer, model.predict(x[readable]), strict=True):
+            values[readable] = served
+    return answer
 
 
 def _record(card: Card, chunk: Chunk, answer: Answer, row: int, threshold: float | None) -> Record:

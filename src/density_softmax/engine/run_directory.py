@@ -46,7 +46,8 @@ class RunDirectory:
         """Make the directory this run's; refuse one that is another's.
 
         Members may be there before the run that they are members of. A run that continues on
-        another machine, where the data are elsewhere, is still the same.
+        another machine, where the data are elsewhere, is still the same, and looks for them there
+        from then on.
         """
         if (self.path / "recipe.json").exists():
             if not self.holds(identity):
@@ -57,18 +58,19 @@ class RunDirectory:
                 raise UserError(
                     f"{self.path}: holds this run already; add --resume or choose another --out"
                 )
+            if self.identity() != _as_stored(identity):
+                self._write_identity(identity)
             return
         if self.path.is_dir() and not all(map(_may_be_there, self.path.iterdir())):
             raise UserError(f"{self.path}: is not empty and not a run; choose another --out")
         write_text(self.path / "environment.json", json.dumps(describe_environment(), indent=1))
-        write_text(self.path / "recipe.json", json.dumps(identity, indent=1))
+        self._write_identity(identity)
 
     def holds(self, identity: Mapping[str, Any]) -> bool:
         """Whether it is the directory of that run, wherever that computed."""
         if not (self.path / "recipe.json").exists():
             return False
-        wanted = json.loads(json.dumps(identity))
-        return _without_place(self.identity()) == _without_place(wanted)
+        return _without_place(self.identity()) == _without_place(_as_stored(identity))
 
     def member(self, number: int) -> RunDirectory:
         """The run of one of its parts."""
@@ -132,6 +134,9 @@ class RunDirectory:
     def _features(self, split: str) -> Path:
         return self.path / "features" / f"{split}.safetensors"
 
+    def _write_identity(self, identity: Mapping[str, Any]) -> None:
+        write_text(self.path / "recipe.json", json.dumps(identity, indent=1))
+
     def _json(self, name: str) -> dict[str, Any]:
         file = self.path / name
         try:
@@ -140,6 +145,10 @@ class RunDirectory:
             raise StorageError(f"{self.path}: not a run directory, it has no {name}") from None
         except ValueError as error:
             raise StorageError(f"{file}: not readable ({error}); delete the run") from None
+
+
+def _as_stored(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(identity))
 
 
 def _may_be_there(file: Path) -> bool:

@@ -71,6 +71,10 @@ class Cell:
         recipe, seed, path = choose_member(self.recipe, self.seed, self.path, self.member)
         return _is_complete(path, recipe, seed, "epochs.csv")
 
+    def settle(self) -> None:
+        """Let its finished run look for the data where this grid has them; they may have moved."""
+        RunDirectory(self.path).claim(identify(self.recipe, self.seed), resume=True)
+
     def has_first_stage(self) -> bool:
         """Whether its directory holds this run, and the first stage of it for others."""
         directory = RunDirectory(self.path)

@@ -45,6 +45,8 @@ def run_grid(cells: Sequence[Cell], out: Path, engine: Engine, console: Console)
         try:
             execute(board, engine, view)
             runs = [cell for cell in cells if cell.member is None and cell.is_finished()]
+            for cell in runs:
+                cell.settle()
             _time(runs, out, board, engine, view)
         finally:
             engine.stop()

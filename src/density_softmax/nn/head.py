@@ -30,7 +30,8 @@ class Head(nn.Module):
 
     def raw(self, z: Tensor) -> Tensor:
         """W z + b. Not through the layer itself, which may be a model's own, with hooks on it."""
-        return at_least_float32(F.linear(z, self.linear.weight, self.linear.bias))
+        weight = self.linear.weight
+        return at_least_float32(F.linear(z.to(weight.dtype), weight, self.linear.bias))
 
 
 def entropy_of_logits(logits: Tensor) -> Tensor:

@@ -46,11 +46,12 @@ def with_shared_means(rows: Sequence[Row]) -> list[Row]:
     """The rows of runs on the same data, their means over shifts taken over what all runs have."""
     values = {(row[:4], row.split, row.metric): row.value for row in rows}
     changed = {data: shifts.shared for data, shifts in find_shifts(rows).items() if shifts.partial}
-    found = [row for row in rows if row.split not in changed]
+    found = []
     for row in rows:
-        if shared := changed.get(row.split):
-            each = [values[row[:4], split, row.metric[1:]] for split in shared]
-            found.append(row._replace(value=float(np.mean(each))))
+        keys = [(row[:4], split, row.metric[1:]) for split in changed.get(row.split, ())]
+        # A set of the same name may be something else to another run, without any types.
+        each = [values[key] for key in keys if key in values]
+        found.append(row._replace(value=float(np.mean(each))) if each else row)
     return found
 
 
