@@ -46,12 +46,15 @@ def with_shared_means(rows: Sequence[Row]) -> list[Row]:
     """The rows of runs on the same data, their means over shifts taken over what all runs have."""
     values = {(row[:4], row.split, row.metric): row.value for row in rows}
     changed = {data: shifts.shared for data, shifts in find_shifts(rows).items() if shifts.partial}
+    # To another run a set of the same name may be something else: only what has types is a mean.
+    means = {(key, split.partition("/")[0], f"c{metric}") for key, split, metric in values}
     found = []
     for row in rows:
-        keys = [(row[:4], split, row.metric[1:]) for split in changed.get(row.split, ())]
-        # A set of the same name may be something else to another run, without any types.
-        each = [values[key] for key in keys if key in values]
-        found.append(row._replace(value=float(np.mean(each))) if each else row)
+        if row.split not in changed or (row[:4], row.split, row.metric) not in means:
+            found.append(row)
+        elif shared := changed[row.split]:
+            each = [values[row[:4], split, row.metric[1:]] for split in shared]
+            found.append(row._replace(value=float(np.mean(each))))
     return found
 
 
