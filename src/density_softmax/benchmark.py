@@ -113,7 +113,7 @@ def train(
             seed=seed,
             directory=directory.path,
             resume=True,  # a directory that may not be continued was not claimed
-            identity=directory.identity(),
+            identity=directory.run_identity(),
             engine=recipe.engine,
             fabric=fabric,
             progress=progress,

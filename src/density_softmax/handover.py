@@ -70,4 +70,4 @@ def first_stage_difference(recipe: Recipe, seed: int, other: Recipe, other_seed:
 
 def record_of(directory: RunDirectory, *, writer: bool = False) -> Checkpoints:
     """What a run has done so far."""
-    return Checkpoints(directory.path, directory.identity(), resume=True, writer=writer)
+    return Checkpoints(directory.path, directory.run_identity(), resume=True, writer=writer)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from small_grid import cells_of, results, run_inline, without_costs
 
-from density_softmax.benchmark import evaluate, identify, prepare, run
+from density_softmax.benchmark import evaluate, identify, load_run, prepare, run
 from density_softmax.engine import RunDirectory
 from density_softmax.engine.evaluate import CONTENDERS
 from density_softmax.errors import UserError
@@ -57,6 +57,14 @@ def test_more_seeds_and_methods_run_only_what_is_missing(tmp_path: Path) -> None
     assert [name.rpartition("-")[2] for name in ran] == ["seed1"]
     _, ran = run_inline(tmp_path, ["deterministic", "ddu"], 1)
     assert [name.partition("-")[0] for name in ran] == ["ddu", "latency"]
+
+
+def test_a_grid_that_goes_on_elsewhere_keeps_its_runs_and_can_use_them(tmp_path: Path) -> None:
+    run_inline(tmp_path, ["deterministic"])
+    _, ran = run_inline(tmp_path, ["deterministic"], 1, "engine.checkpoint_seconds=9.0")
+    assert ran == []
+    recipe, _, _ = load_run(next(tmp_path.glob("deterministic*/seed0")))
+    assert recipe.engine.checkpoint_seconds == 9.0
 
 
 def test_a_failing_cell_is_reported_and_leaves_the_others(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class RunDirectory:
         """Whether it is the directory of that run, wherever that computed."""
         if not (self.path / "recipe.json").exists():
             return False
-        return _without_place(self.identity()) == _without_place(_as_stored(identity))
+        return self.run_identity() == _without_place(_as_stored(identity))
 
     def member(self, number: int) -> RunDirectory:
         """The run of one of its parts."""
@@ -79,6 +79,10 @@ class RunDirectory:
     def identity(self) -> dict[str, Any]:
         """The recipe, seed and variant, as `claim` wrote them."""
         return self._json("recipe.json")
+
+    def run_identity(self) -> dict[str, Any]:
+        """What makes the run itself, wherever it computes: whose its checkpoints are."""
+        return _without_place(self.identity())
 
     def environment(self) -> dict[str, Any]:
         """Versions and hardware at the time of the run."""
