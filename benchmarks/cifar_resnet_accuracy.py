@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from density_softmax.data import Images, find_images
-from density_softmax.nn.resnet import CifarResNet
+from density_softmax.nn.backbones.resnet import CifarResNet
 from density_softmax.types import Batch
 
 # The networks were trained on inputs normalised with the ImageNet statistics.

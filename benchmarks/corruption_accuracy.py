@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from cifar_resnet_accuracy import depth_of, load_classifier, normalized, num_errors
 from density_softmax.data import Images, find_images
 from density_softmax.data.corruptions import ALL_CORRUPTIONS, SEVERITIES, corrupt
-from density_softmax.rows import write_rows
+from density_softmax.runs.rows import write_rows
 from density_softmax.types import Batch, Row
 
 

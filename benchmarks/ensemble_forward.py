@@ -18,9 +18,9 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from density_softmax.methods import DeepEnsemble
 from density_softmax.metrics import interleaved_latency, latency_ratio
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.wide_resnet import WideResNet
-from density_softmax.rows import write_rows
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.runs.rows import write_rows
 from density_softmax.types import Row
 
 NETWORKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {

@@ -19,11 +19,11 @@ import density_softmax as ds
 from density_softmax.config import from_dict
 from density_softmax.errors import UserError
 from density_softmax.methods import MethodConfig
-from density_softmax.nn.backbone import BackboneConfig
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.resnet import CifarResNet
-from density_softmax.nn.wide_resnet import WideResNet
-from density_softmax.rows import write_rows
+from density_softmax.nn.backbones.base import BackboneConfig
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.resnet import CifarResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.runs.rows import write_rows
 from density_softmax.types import Row
 
 BACKBONES: dict[str, tuple[BackboneConfig, tuple[int, ...]]] = {

@@ -21,19 +21,19 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from density_softmax.deploy.artifacts import OnnxArtifact
 from density_softmax.deploy.folding import FOLDS
-from density_softmax.deploy.graph import Graph, trace
-from density_softmax.deploy.predictor import onnx_session
+from density_softmax.deploy.artifacts import OnnxArtifact
+from density_softmax.deploy.graph import Graph, , trace
 from density_softmax.methods import DensitySoftmax
 from density_softmax.metrics import Latency, interleaved_latency, latency_ratio
-from density_softmax.nn.backbone import BackboneConfig
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.resnet import CifarResNet
-from density_softmax.nn.spectral import constrain
-from density_softmax.nn.wide_resnet import WideResNet
-from density_softmax.recipes.closed_form import closed_form
-from density_softmax.rows import write_rows
+from density_softmax.nn.backbones.base import BackboneConfig
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.resnet import CifarResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.lipschitz.spectral import constrain
+from density_softmax.recipes.attach import closed_form
+from density_softmax.runs.rows import write_rows
+from density_softmax.serve.predictor import onnx_session
 from density_softmax.types import Row
 
 IMAGE = (3, 32, 32)

@@ -28,14 +28,14 @@ from density_softmax.data import ArraySource
 from density_softmax.data.corruptions import EXTRA_CORRUPTIONS, SEVERITIES, corrupt
 from density_softmax.data.image_data import ImageData
 from density_softmax.engine import EngineConfig, fit
-from density_softmax.engine.collect import collect
-from density_softmax.engine.evaluate import label_metrics
+from density_softmax.engine.passes import collect
 from density_softmax.engine.runtime import start
 from density_softmax.methods import DensitySoftmax, Method
-from density_softmax.nn.head import Head
-from density_softmax.nn.scale import QuantileScale, TemperatureScale
-from density_softmax.recipes.closed_form import closed_form
-from density_softmax.rows import write_rows
+from density_softmax.nn.softmax.head import Head
+from density_softmax.nn.softmax.scale import QuantileScale, TemperatureScale
+from density_softmax.recipes.attach import closed_form
+from density_softmax.runs.evaluation import label_metrics
+from density_softmax.runs.rows import write_rows
 from density_softmax.types import Row, Source
 
 METRICS = ("nll", "ece")

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from density_softmax.data import ArraySource, ImagePreparation, find_images
-from density_softmax.rows import write_rows
+from density_softmax.runs.rows import write_rows
 from density_softmax.types import Row
 
 MEAN = (0.4914, 0.4822, 0.4465)

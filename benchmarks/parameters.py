@@ -14,12 +14,12 @@ from pathlib import Path
 
 from rich.progress import track
 
+from density_softmax.files import write_text
 from density_softmax.metrics import num_parameters
 from density_softmax.recipes import get_recipe
 from density_softmax.report.names import method_name
 from density_softmax.report.paper import paper_value
-from density_softmax.rows import write_rows
-from density_softmax.storage import write_text
+from density_softmax.runs.rows import write_rows
 from density_softmax.types import Row
 from untrained import all_methods, untrained
 

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.nn.penalty import (
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.lipschitz.penalty import (
     FrobeniusPenalty,
     NoPenalty,
     Penalty,
@@ -29,8 +30,7 @@ from density_softmax.nn.penalty import (
     SpectralPenalty,
     SumPenalty,
 )
-from density_softmax.nn.wide_resnet import WideResNet
-from density_softmax.rows import write_rows
+from density_softmax.runs.rows import write_rows
 from density_softmax.types import Batch, Row
 
 ERM = "none"

@@ -41,24 +41,24 @@ from density_softmax.data.corruptions import (
 )
 from density_softmax.data.image_data import ImageData
 from density_softmax.engine import EngineConfig, fit
-from density_softmax.engine.collect import collect
-from density_softmax.engine.evaluate import detection_metrics, label_metrics, mean_over_shifts
+from density_softmax.engine.passes import collect
 from density_softmax.engine.runtime import start
 from density_softmax.methods import DensitySoftmax, Deterministic, Method
+from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
-from density_softmax.nn.headless import Headless
-from density_softmax.nn.scale import (
+from density_softmax.nn.softmax.scale import (
     ConstantScale,
     MaxScale,
     QuantileScale,
     RangeScale,
     TemperatureScale,
 )
-from density_softmax.optimization import Adam, Descent
 from density_softmax.posthoc import around
-from density_softmax.recipes.closed_form import closed_form
+from density_softmax.recipes.attach import closed_form
 from density_softmax.report.style import paper_style
-from density_softmax.rows import write_rows
+from density_softmax.runs.evaluation import detection_metrics, label_metrics, mean_over_shifts
+from density_softmax.runs.rows import write_rows
+from density_softmax.training import Adam, Descent
 from density_softmax.types import Row, Source
 from posthoc_figures import SCORES, draw, tables
 

@@ -23,13 +23,13 @@ from safetensors.torch import load_file
 import density_softmax as ds
 from cifar_resnet_accuracy import depth_of, load_classifier
 from density_softmax.data import ArraySource
-from density_softmax.deploy.exporter import Exported
-from density_softmax.deploy.predictor import Predictor
+from density_softmax.deploy.export import Exported
 from density_softmax.deploy.quantization import BATCH_SIZE, batches_of
 from density_softmax.engine import EngineConfig
-from density_softmax.engine.evaluate import detection_metrics, label_metrics
 from density_softmax.metrics import interleaved_latency, latency_ratio
-from density_softmax.rows import write_rows
+from density_softmax.runs.evaluation import detection_metrics, label_metrics
+from density_softmax.runs.rows import write_rows
+from density_softmax.serve.predictor import Predictor
 from density_softmax.types import Prediction, Row, Source
 from posthoc_cifar10 import LAYERS, Images
 

@@ -22,8 +22,8 @@ import torch
 
 import density_softmax as ds
 from density_softmax.methods import DensitySoftmax
-from density_softmax.nn.wide_resnet import WideResNet
-from density_softmax.rows import write_rows
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.runs.rows import write_rows
 from density_softmax.types import Row
 
 SHAPE = (3, 32, 32)

@@ -31,20 +31,17 @@ from rich.progress import track
 from density_softmax.data import ArraySource
 from density_softmax.engine import Checkpoints, start
 from density_softmax.engine.descent import Setting
-from density_softmax.engine.features import FeatureCache
-from density_softmax.engine.fit import run_stage
+from density_softmax.engine.fit import FeatureCache, run_stage
 from density_softmax.engine.inspection import Inspection
-from density_softmax.engine.memory import PeakMemory
 from density_softmax.engine.progress import Bars
-from density_softmax.engine.runtime import name_device
+from density_softmax.engine.runtime import PeakMemory, name_device
+from density_softmax.files import write_text
 from density_softmax.methods import Method
 from density_softmax.metrics import Latency, latency_ratio, latency_spread
-from density_softmax.optimization import Steps
 from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.report.names import method_name
-from density_softmax.rows import write_rows
-from density_softmax.stages import Estimate, Stage, Train, Values
-from density_softmax.storage import write_text
+from density_softmax.runs.rows import write_rows
+from density_softmax.training import Estimate, Stage, Steps, Train, Values
 from density_softmax.types import Batch, Row
 from untrained import ERM, OURS, TASKS, chosen_methods, untrained
 

@@ -9,8 +9,8 @@ from torch import nn
 
 import density_softmax as ds
 from density_softmax.data import find_images
-from density_softmax.data.files import data_root
-from density_softmax.nn.resnet import CifarResNet
+from density_softmax.data.readers import data_root
+from density_softmax.nn.backbones.resnet import CifarResNet
 
 
 class ResNet(nn.Module):

@@ -24,9 +24,9 @@ from density_softmax.config import (
 )
 from density_softmax.data import Table
 from density_softmax.methods import DensitySoftmax, Deterministic, MethodConfig
-from density_softmax.nn.scale import MaxScale, RangeScale
-from density_softmax.optimization import SGD, Adam, Descent, OneCycle, Steps
+from density_softmax.nn.softmax.scale import MaxScale, RangeScale
 from density_softmax.recipes import get_recipe
+from density_softmax.training import SGD, Adam, Descent, OneCycle, Steps
 
 
 class Shape(Family):

@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from density_softmax.benchmark import build, prepare, run
 from density_softmax.cli import main
 from density_softmax.config import override
-from density_softmax.engine import RunDirectory
 from density_softmax.errors import UserError
 from density_softmax.handover import first_stage_difference, record_of
 from density_softmax.methods import MethodConfig
 from density_softmax.recipes import Recipe, get_recipe
-from density_softmax.rows import read_rows
+from density_softmax.runs.rows import read_rows
+from density_softmax.runs.run import RunDirectory
 
 SMALL = (
     "encoder.depth=1",

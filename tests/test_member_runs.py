@@ -11,12 +11,12 @@ import torch
 from density_softmax.benchmark import choose_member, evaluate, identify, load_run, prepare, run
 from density_softmax.cli import main
 from density_softmax.data.toy import Toy
-from density_softmax.engine.run_directory import RunDirectory
 from density_softmax.errors import UserError
 from density_softmax.methods import DensitySoftmax
 from density_softmax.recipes import Recipe
 from density_softmax.report.runs import Run, find_runs
-from density_softmax.rows import read_rows
+from density_softmax.runs.rows import read_rows
+from density_softmax.runs.run import RunDirectory
 from interruption import Killed, steps
 
 SEED = 3

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from density_softmax.config import ConfigError, from_dict, override, to_dict
-from density_softmax.optimization import (
+from density_softmax.training import (
     SGD,
     Adam,
     Constant,

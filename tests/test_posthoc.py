@@ -14,9 +14,9 @@ import density_softmax as ds
 from density_softmax.errors import UserError
 from density_softmax.methods import DensitySoftmax
 from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
-from density_softmax.nn.reading import LayerReader, pooled
-from density_softmax.optimization import Adam, Descent
-from density_softmax.recipes.closed_form import closed_form
+from density_softmax.nn.taps import LayerReader, pooled
+from density_softmax.recipes.attach import closed_form
+from density_softmax.training import Adam, Descent
 
 ENGINE = ds.EngineConfig(accelerator="cpu", predict_batch_size=32)
 

@@ -16,7 +16,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from density_softmax.nn.scale import MaxScale, QuantileScale, RangeScale, Scale
+from density_softmax.nn.softmax.scale import MaxScale, QuantileScale, RangeScale, Scale
 from density_softmax.report.style import INK, LOOKS, add_axes, new_figure, paper_style
 
 IMAGES = Path(__file__).parent.parent / "images"

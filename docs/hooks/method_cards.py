@@ -18,7 +18,7 @@ from density_softmax.methods import Method, MethodConfig
 from density_softmax.recipes import RECIPES, get_recipe
 from density_softmax.report.names import METHODS, method_name
 from density_softmax.report.paper import paper_value
-from density_softmax.stages import Stage, Train
+from density_softmax.training import Stage, Train
 
 # What the paper reports: heads, splits (* is the recipe), metrics, and how they are written.
 PAPER = (

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from density_softmax.version import __version__
 
 if TYPE_CHECKING:
-    from density_softmax.deploy.exporter import export
-    from density_softmax.deploy.predictor import Predictor
+    from density_softmax.deploy.export import export
     from density_softmax.engine import EngineConfig, fit
     from density_softmax.estimator import DensitySoftmaxClassifier
     from density_softmax.methods import (
@@ -32,8 +31,9 @@ if TYPE_CHECKING:
         TemperatureScaling,
         load,
     )
-    from density_softmax.nn.headless import Headless
+    from density_softmax.nn.backbones.headless import Headless
     from density_softmax.posthoc import attach
+    from density_softmax.serve.predictor import Predictor
     from density_softmax.types import Prediction
 
 __all__ = [
@@ -75,7 +75,7 @@ _HOMES = {
     "MIMO": "density_softmax.methods",
     "SNGP": "density_softmax.methods",
     "attach": "density_softmax.posthoc",
-    "Headless": "density_softmax.nn.headless",
+    "Headless": "density_softmax.nn.backbones.headless",
     "BatchEnsemble": "density_softmax.methods",
     "ConstantTemperature": "density_softmax.methods",
     "DeepEnsemble": "density_softmax.methods",
@@ -89,10 +89,10 @@ _HOMES = {
     "NaturalPosteriorNetwork": "density_softmax.methods",
     "PosteriorNetwork": "density_softmax.methods",
     "Prediction": "density_softmax.types",
-    "Predictor": "density_softmax.deploy.predictor",
+    "Predictor": "density_softmax.serve.predictor",
     "Rank1BNN": "density_softmax.methods",
     "TemperatureScaling": "density_softmax.methods",
-    "export": "density_softmax.deploy.exporter",
+    "export": "density_softmax.deploy.export",
     "fit": "density_softmax.engine",
     "load": "density_softmax.methods",
 }

@@ -15,23 +15,25 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from density_softmax.config import from_dict, override, to_dict
-from density_softmax.engine import Checkpoints, RunDirectory, fit, predict, start
-from density_softmax.engine.evaluate import (
-    cost_metrics,
-    detection_metrics,
-    label_metrics,
-    latency_conditions,
-    lipschitz_metrics,
-    mean_over_shifts,
-)
+from density_softmax.engine import Checkpoints, fit, predict, start
+from density_softmax.engine.passes import num_batches
 from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import derive_seed
-from density_softmax.engine.samples import keep_features, training_sample
-from density_softmax.engine.sharing import num_batches
 from density_softmax.errors import UserError
 from density_softmax.handover import check_donor, record_of, take_over
 from density_softmax.methods import Deterministic, Method
 from density_softmax.recipes import Recipe, get_recipe
+from density_softmax.runs.evaluation import (
+    cost_metrics,
+    detection_metrics,
+    keep_features,
+    label_metrics,
+    latency_conditions,
+    lipschitz_metrics,
+    mean_over_shifts,
+    training_sample,
+)
+from density_softmax.runs.run import RunDirectory
 from density_softmax.types import Data, Prediction, Row, Split, Task
 
 __all__ = [

@@ -24,12 +24,11 @@ from density_softmax.config import from_dict
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.errors import UserError
 from density_softmax.methods import DensitySoftmax
+from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import DensityConfig, GaussianMixtureDensity
-from density_softmax.nn.penalty import FrobeniusPenalty
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.scale import QuantileScale
-from density_softmax.optimization import Adam, Descent, OneCycle
-from density_softmax.stages import Estimate
+from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
+from density_softmax.nn.softmax.scale import QuantileScale
+from density_softmax.training import Adam, Descent, Estimate, OneCycle
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["DensitySoftmaxClassifier"]

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from density_softmax.config import from_dict
-from density_softmax.engine import Checkpoints, RunDirectory
+from density_softmax.engine import Checkpoints
 from density_softmax.errors import UserError
 from density_softmax.methods import Method
 from density_softmax.recipes import Recipe
+from density_softmax.runs.run import RunDirectory
 
 __all__ = ["check_donor", "first_stage_difference", "record_of", "take_over"]
 

@@ -13,10 +13,10 @@ from density_softmax.data.sources import as_source
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.errors import UserError
 from density_softmax.methods import DensitySoftmax
-from density_softmax.nn.headless import Headless
-from density_softmax.nn.listening import Listener
-from density_softmax.nn.randomness import seeded
-from density_softmax.recipes.closed_form import closed_form
+from density_softmax.nn.backbones.headless import Headless
+from density_softmax.nn.execution import seeded
+from density_softmax.nn.taps import Listener
+from density_softmax.recipes.attach import closed_form
 
 __all__ = ["attach"]
 

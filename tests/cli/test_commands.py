@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from density_softmax import benchmark
 from density_softmax.benchmark import identify, prepare
 from density_softmax.cli import main
-from density_softmax.engine import RunDirectory
-from density_softmax.rows import read_rows
+from density_softmax.runs.rows import read_rows
+from density_softmax.runs.run import RunDirectory
 
 SHORT = ("method.representation.epochs=2", "method.density.descent.epochs=2")
 

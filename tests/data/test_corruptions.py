@@ -25,9 +25,8 @@ from density_softmax.data.corruptions import (
     weather,
 )
 from density_softmax.data.corruptions.constants import CIFAR, IMAGENET, strength
-from density_softmax.data.corruptions.draws import Draws
-from density_softmax.data.corruptions.pixels import to_pixels, to_tensor
-from density_softmax.data.corruptions.spatter import equalise, spatter
+from density_softmax.data.corruptions.digital import equalise, spatter
+from density_softmax.data.corruptions.filters import Draws, to_pixels, to_tensor
 
 BLURS = ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "gaussian_blur")
 

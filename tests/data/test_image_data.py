@@ -14,7 +14,7 @@ from layouts import (
 )
 
 from density_softmax.config import ConfigError, from_dict, to_dict
-from density_softmax.data import CATALOG, DataConfig, DataError, ImageData, data_root, svhn
+from density_softmax.data import CATALOG, DataConfig, DataError, ImageData, data_root, readers
 from density_softmax.data.corruptions import CORRUPTIONS
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _small_svhn(monkeypatch):
-    monkeypatch.setattr(svhn, "NUM_IMAGES", SMALL)
+    monkeypatch.setattr(readers, "NUM_IMAGES", SMALL)
 
 
 def load(root, train, seed=0, **changes):

@@ -15,17 +15,17 @@ from layouts import (
 )
 from sklearn.datasets import load_digits
 
-from density_softmax.data import DataError, svhn
-from density_softmax.data.cifar import (
+from density_softmax.data import DataError, readers
+from density_softmax.data.corrupted import CorruptedArrays
+from density_softmax.data.readers import (
     CIFAR10_CLASSES,
     CIFAR100_CLASSES,
     Cifar10,
     Cifar10p1,
     Cifar100,
+    Digits,
+    Svhn,
 )
-from density_softmax.data.corrupted import CorruptedArrays
-from density_softmax.data.digits import Digits
-from density_softmax.data.svhn import Svhn
 
 
 def cut(path) -> None:
@@ -130,7 +130,7 @@ def test_nothing_is_unpickled(tmp_path):
 
 @pytest.fixture
 def small_svhn(monkeypatch):
-    monkeypatch.setattr(svhn, "NUM_IMAGES", {"train": 30, "test": 20})
+    monkeypatch.setattr(readers, "NUM_IMAGES", {"train": 30, "test": 20})
 
 
 @pytest.mark.usefixtures("small_svhn")

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from density_softmax.config import from_dict, override, to_dict
-from density_softmax.data.base import DataConfig
-from density_softmax.data.sources import ArraySource
+from density_softmax.data.sources import ArraySource, DataConfig
 from density_softmax.data.toy import Toy
 from density_softmax.types import Data, Source
 

@@ -5,7 +5,7 @@ import torch
 from exported_models import COLOURS, IMAGE_SHAPE, TABLE, draw, image_model, vector_model
 
 import density_softmax as ds
-from density_softmax.deploy.exporter import Exported
+from density_softmax.deploy.export import Exported
 
 # Every ONNX export takes seconds: two of them serve all tests.
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.methods import DensitySoftmax
+from density_softmax.nn.backbones.headless import Headless
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.nn.densities import FlowDensity, GaussianDensity
-from density_softmax.nn.headless import Headless
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.wide_resnet import WideResNet
 from density_softmax.posthoc import around
 
 IMAGE_SHAPE = (3, 8, 8)

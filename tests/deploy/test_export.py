@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import density_softmax as ds
-from density_softmax.deploy import exporter
-from density_softmax.deploy.card import FALSE_ALARMS, Normalisation
+from density_softmax.deploy import export as exporter
 from density_softmax.deploy.parity import TOLERANCE, ParityError, probes
-from density_softmax.deploy.predictor import onnx_session
 from density_softmax.errors import UserError
 from density_softmax.methods import Deterministic
+from density_softmax.serve.card import FALSE_ALARMS, Normalisation
+from density_softmax.serve.predictor import onnx_session
 
 PLAIN = {"kind": "table", "mean": (0.0, 0.0), "std": (1.0, 1.0)}
 

@@ -11,10 +11,10 @@ from exported_models import draw
 
 from density_softmax.benchmark import load_run, prepare, run
 from density_softmax.cli import main
-from density_softmax.deploy import runs
-from density_softmax.deploy.card import thresholds_of
-from density_softmax.deploy.runs import RunPredictor, export_run
+from density_softmax.deploy import export as runs
+from density_softmax.deploy.export import RunPredictor, export_run
 from density_softmax.engine import start
+from density_softmax.serve.card import thresholds_of
 
 SETTINGS = ("method.descent.epochs=1", "encoder.depth=1", "encoder.width=8")
 

@@ -10,7 +10,7 @@ from operations import num_operations
 from torch import Tensor, nn
 
 from density_softmax.deploy.folding import FoldedScale, fold_all, fold_scales
-from density_softmax.nn.scale import (
+from density_softmax.nn.softmax.scale import (
     ConstantScale,
     MaxScale,
     QuantileScale,

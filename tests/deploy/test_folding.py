@@ -15,12 +15,12 @@ from density_softmax.deploy.folding import (
     fuse_flows,
     fuse_gaussians,
 )
-from density_softmax.nn import spectral
+from density_softmax.nn.backbones.resnet import BasicBlock
+from density_softmax.nn.backbones.wide_resnet import PreActivationBlock
 from density_softmax.nn.densities import FlowDensity, GaussianDensity
-from density_softmax.nn.evidence import Evidence
-from density_softmax.nn.reading import LayerReader
-from density_softmax.nn.resnet import BasicBlock
-from density_softmax.nn.wide_resnet import PreActivationBlock
+from density_softmax.nn.lipschitz import spectral
+from density_softmax.nn.softmax.typicality import Evidence
+from density_softmax.nn.taps import LayerReader
 from density_softmax.types import Batch
 
 IMAGES = draw(3, 4, 6, 6)

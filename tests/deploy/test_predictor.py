@@ -14,9 +14,9 @@ from torch import nn
 import density_softmax as ds
 from density_softmax.data.images import ImagePreparation
 from density_softmax.data.tables import Standardization
-from density_softmax.deploy.card import Card, Normalisation, thresholds_of
 from density_softmax.errors import UserError
 from density_softmax.methods import Deterministic
+from density_softmax.serve.card import Card, Normalisation, thresholds_of
 
 SERVE = """
 import sys

@@ -14,12 +14,12 @@ from PIL import Image
 
 import density_softmax as ds
 from density_softmax.data.folders import Decoding
-from density_softmax.deploy.card import Card, Normalisation
-from density_softmax.deploy.inputs import Chunk, read_chunks
-from density_softmax.deploy.outputs import Record, open_output
-from density_softmax.deploy.predictor import Answer
-from density_softmax.deploy.stream import predict_stream, records
 from density_softmax.errors import UserError
+from density_softmax.serve.card import Card, Normalisation
+from density_softmax.serve.inputs import Chunk, read_chunks
+from density_softmax.serve.outputs import Record, open_output
+from density_softmax.serve.predictor import Answer
+from density_softmax.serve.stream import predict_stream, records
 
 PLAIN = Card("1", "deterministic", ("a", "b"), (2,))
 COLOUR = Card(

@@ -16,13 +16,12 @@ from toy_problem import EVERY_EPOCH, descent, points, small_method
 from density_softmax.config import ConfigError
 from density_softmax.data import ArraySource
 from density_softmax.engine import fit
-from density_softmax.engine.checkpoint import Epoch
+from density_softmax.engine.checkpoints import Epoch
 from density_softmax.engine.descent import Patience
 from density_softmax.errors import UserError
+from density_softmax.files import load_tensors
 from density_softmax.methods import Deterministic, Method
-from density_softmax.optimization import Adam, Constant, Descent
-from density_softmax.stages import Train
-from density_softmax.storage import load_tensors
+from density_softmax.training import Adam, Constant, Descent, Train
 
 EPOCHS = 30
 

@@ -15,14 +15,13 @@ from toy_problem import EVERY_EPOCH, descent, points, small_method
 from density_softmax.data import ArraySource
 from density_softmax.engine import fit, start
 from density_softmax.engine.descent import set_modes
-from density_softmax.engine.features import FeatureCache
+from density_softmax.engine.fit import FeatureCache
 from density_softmax.errors import UserError
+from density_softmax.files import StorageError
 from density_softmax.methods import Deterministic, Method
-from density_softmax.nn.penalty import FrobeniusPenalty
-from density_softmax.nn.scale import MaxScale
-from density_softmax.optimization import SGD, Adam
-from density_softmax.stages import Estimate, Train
-from density_softmax.storage import StorageError
+from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
+from density_softmax.nn.softmax.scale import MaxScale
+from density_softmax.training import SGD, Adam, Estimate, Train
 
 
 def trained(method=None, engine=EVERY_EPOCH, **options):

@@ -7,9 +7,9 @@ import torch
 from toy_problem import EVERY_EPOCH, points, small_method
 
 from density_softmax.engine import Checkpoints, fit
-from density_softmax.engine import memory as memory_module
-from density_softmax.engine.memory import PeakMemory
-from density_softmax.stages import Estimate
+from density_softmax.engine import runtime as memory_module
+from density_softmax.engine.runtime import PeakMemory
+from density_softmax.training import Estimate
 
 LARGE = 300  # megabytes, well above what everything else here takes
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from density_softmax.engine.sharing import num_batches, share
+from density_softmax.engine.passes import num_batches, share
 
 SIZES = {
     "num_samples": st.integers(1, 60),

@@ -9,7 +9,7 @@ from density_softmax.data import ArraySource
 from density_softmax.engine import EngineConfig
 from density_softmax.methods import DensitySoftmax
 from density_softmax.nn.densities import FlowDensity
-from density_softmax.optimization import Adam, Descent, OneCycle
+from density_softmax.training import Adam, Descent, OneCycle
 
 EVERY_EPOCH = EngineConfig(accelerator="cpu", checkpoint_seconds=0.0, predict_batch_size=16)
 

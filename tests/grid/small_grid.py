@@ -11,10 +11,10 @@ from rich.console import Console
 from density_softmax.cli.main import app
 from density_softmax.errors import UserError
 from density_softmax.grid import run as grid_run
-from density_softmax.grid.cells import Cell, plan
 from density_softmax.grid.jobs import Job, Outcome
+from density_softmax.grid.plan import Cell, plan
 from density_softmax.grid.run import Finished, run_grid
-from density_softmax.rows import read_rows
+from density_softmax.runs.rows import read_rows
 from density_softmax.types import Row
 
 SMALL = ("encoder.depth=1", "encoder.width=8", "data.num_points=80")

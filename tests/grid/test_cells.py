@@ -8,14 +8,14 @@ from small_grid import cells_of
 
 from density_softmax.benchmark import identify, prepare
 from density_softmax.config import ConfigError, override, to_dict
-from density_softmax.engine import RunDirectory
 from density_softmax.errors import UserError
-from density_softmax.grid.cells import choose_methods, plan
+from density_softmax.grid.plan import choose_methods, plan
 from density_softmax.methods import MethodConfig
 from density_softmax.nn.densities import DensityConfig
-from density_softmax.nn.scale import ScaleConfig
+from density_softmax.nn.softmax.scale import ScaleConfig
 from density_softmax.recipes import RECIPES
 from density_softmax.recipes.ablations import ABLATIONS, find_variants
+from density_softmax.runs.run import RunDirectory
 
 OUT = Path("out")
 CASES = [(recipe, ablation) for recipe in RECIPES for ablation in ABLATIONS]

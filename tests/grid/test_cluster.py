@@ -13,7 +13,7 @@ from test_jobs import is_alive, process_of, wait_for
 
 from density_softmax.benchmark import run
 from density_softmax.errors import UserError
-from density_softmax.grid.cluster import RayEngine
+from density_softmax.grid.jobs import RayEngine
 from density_softmax.grid.run import entry_of
 
 # In a process of its own: Ray leaves behind what pytest complains about.
@@ -21,7 +21,7 @@ DRIVER = """
 import json, sys
 from pathlib import Path
 import ray
-from density_softmax.grid.cluster import RayEngine
+from density_softmax.grid.jobs import RayEngine
 from density_softmax.grid.jobs import Job
 ray.init(address="local", num_cpus=2, log_to_driver=False, logging_level="ERROR")
 engine = RayEngine()

@@ -9,12 +9,12 @@ import pytest
 from small_grid import cells_of, results, run_inline, without_costs
 
 from density_softmax.benchmark import evaluate, identify, load_run, prepare, run
-from density_softmax.engine import RunDirectory
-from density_softmax.engine.evaluate import CONTENDERS
 from density_softmax.errors import UserError
-from density_softmax.grid.cells import Cell
 from density_softmax.grid.latency import measure_latencies
-from density_softmax.rows import read_rows
+from density_softmax.grid.plan import Cell
+from density_softmax.runs.evaluation import CONTENDERS
+from density_softmax.runs.rows import read_rows
+from density_softmax.runs.run import RunDirectory
 from interruption import Killed, steps
 
 BOTH = ["deterministic", "density_softmax"]

@@ -6,10 +6,10 @@ import pytest
 from small_grid import cells_of, results, run_inline, without_costs
 
 from density_softmax.benchmark import run
-from density_softmax.engine import RunDirectory
-from density_softmax.grid.cells import Cell, find_donors
+from density_softmax.grid.plan import Cell, find_donors
 from density_softmax.handover import record_of
-from density_softmax.rows import read_rows
+from density_softmax.runs.rows import read_rows
+from density_softmax.runs.run import RunDirectory
 from interruption import Killed, steps
 
 OURS = ["density_softmax"]

@@ -10,10 +10,10 @@ from torch import nn
 from density_softmax.data import ArraySource
 from density_softmax.engine import EngineConfig
 from density_softmax.methods import Deterministic, Method, MethodConfig
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.resnet import CifarResNet, ResNet
-from density_softmax.nn.wide_resnet import WideResNet
-from density_softmax.optimization import Adam, Descent
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.training import Adam, Descent
 
 NUM_CLASSES = 3
 EVERY_EPOCH = EngineConfig(accelerator="cpu", checkpoint_seconds=0.0, predict_batch_size=16)

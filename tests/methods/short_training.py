@@ -10,9 +10,9 @@ import torch
 from density_softmax.data import ArraySource
 from density_softmax.engine import EngineConfig
 from density_softmax.methods import Method, MethodConfig
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.optimization import Descent
+from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.recipes import get_recipe
+from density_softmax.training import Descent
 
 ENGINE = EngineConfig(accelerator="cpu", threads=1, predict_batch_size=16)
 KINDS = tuple(MethodConfig.members)

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from density_softmax.deploy.exporter import export
+from density_softmax.deploy.export import export
 from density_softmax.errors import UserError
+from density_softmax.files import StorageError
 from density_softmax.methods import (
     DDU,
     DUE,
@@ -33,10 +34,9 @@ from density_softmax.methods import (
     TemperatureScaling,
     load,
 )
-from density_softmax.nn.gaussian_process import RandomFeatureProcess
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.scale import MaxScale
-from density_softmax.storage import StorageError
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.layers.processes import RandomFeatureProcess
+from density_softmax.nn.softmax.scale import MaxScale
 
 METHODS = {
     "deterministic": Deterministic.Config(),

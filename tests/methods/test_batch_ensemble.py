@@ -18,9 +18,9 @@ from torch.nn import functional as F
 import density_softmax as ds
 from density_softmax.config import ConfigError
 from density_softmax.methods.batch_ensemble import BatchEnsemble
-from density_softmax.nn.rank_one import RankOne
-from density_softmax.nn.resnet import ResNet
-from density_softmax.nn.wide_resnet import WideResNet
+from density_softmax.nn.backbones.resnet import ResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.layers.rank_one import RankOne
 from density_softmax.types import Batch
 
 

@@ -9,13 +9,13 @@ from density_softmax.config import ConfigError
 from density_softmax.data import ArraySource
 from density_softmax.methods import DensitySoftmax, Deterministic, Method
 from density_softmax.methods.constant_temperature import ConstantTemperature
+from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import GaussianDensity
-from density_softmax.nn.penalty import FrobeniusPenalty, NoPenalty
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.scale import ConstantScale, RangeScale, TemperatureScale
-from density_softmax.nn.temperature import fit_temperature
-from density_softmax.optimization import Adam, Descent
+from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty, NoPenalty
+from density_softmax.nn.softmax.head import fit_temperature
+from density_softmax.nn.softmax.scale import ConstantScale, RangeScale, TemperatureScale
 from density_softmax.recipes import RECIPES, get_recipe
+from density_softmax.training import Adam, Descent
 from density_softmax.types import Batch
 
 SHORT = Descent(epochs=3, batch_size=16, optimizer=Adam(lr=1e-2))

@@ -7,13 +7,12 @@ from torch import nn
 from density_softmax.engine import fit
 from density_softmax.methods.ddu import DDU
 from density_softmax.methods.deterministic import Deterministic
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.nn.densities import GaussianMixtureDensity, TiedMixtureDensity
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.resnet import CifarResNet, ResNet
-from density_softmax.nn.spectral import Spectral, SpectralBatchNorm
-from density_softmax.nn.wide_resnet import WideResNet
-from density_softmax.optimization import Adam, Descent
-from density_softmax.stages import Estimate, Train
+from density_softmax.nn.lipschitz.spectral import Spectral, SpectralBatchNorm
+from density_softmax.training import Adam, Descent, Estimate, Train
 from density_softmax.types import Batch
 
 DESCENT = Descent(epochs=2, batch_size=32, optimizer=Adam(lr=1e-2))

@@ -18,10 +18,10 @@ from density_softmax.methods import (
     MethodConfig,
     TemperatureScaling,
 )
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.resnet import CifarResNet, ResNet
-from density_softmax.nn.wide_resnet import WideResNet
-from density_softmax.optimization import Adam, Descent
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.training import Adam, Descent
 
 NUM_CLASSES = 3
 SHORT = Descent(epochs=2, batch_size=16, optimizer=Adam(lr=1e-2))

@@ -13,13 +13,12 @@ from torch.nn import functional as F
 
 from density_softmax.methods import DensitySoftmax, Deterministic
 from density_softmax.metrics import accuracy, confidence, ece
+from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import Density, DensityConfig, FlowDensity
-from density_softmax.nn.head import entropy_of_logits
-from density_softmax.nn.penalty import FrobeniusPenalty
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.scale import MaxScale, QuantileScale, RangeScale, ScaleConfig
-from density_softmax.optimization import Descent
-from density_softmax.stages import Estimate, Stage, Train
+from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
+from density_softmax.nn.softmax.head import entropy_of_logits
+from density_softmax.nn.softmax.scale import MaxScale, QuantileScale, RangeScale, ScaleConfig
+from density_softmax.training import Descent, Estimate, Stage, Train
 from density_softmax.types import Batch, Prediction
 
 SCALES = {

@@ -13,10 +13,10 @@ from density_softmax.data import ArraySource
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.methods import load
 from density_softmax.methods.due import DUE
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.spectral import Spectral, SpectralBatchNorm
-from density_softmax.nn.wide_resnet import WideResNet
-from density_softmax.optimization import Adam, Descent
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.lipschitz.spectral import Spectral, SpectralBatchNorm
+from density_softmax.training import Adam, Descent
 from density_softmax.types import Batch
 
 pytest.importorskip("gpytorch")

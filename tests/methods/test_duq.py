@@ -10,10 +10,10 @@ from density_softmax.config import ConfigError
 from density_softmax.data import ArraySource
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.methods.duq import DUQ
-from density_softmax.nn.penalty import PenaltyOptions
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.wide_resnet import WideResNet
-from density_softmax.optimization import SGD, Adam, Descent
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.lipschitz.penalty import PenaltyOptions
+from density_softmax.training import SGD, Adam, Descent
 from density_softmax.types import Batch
 
 ENGINE = EngineConfig(accelerator="cpu")

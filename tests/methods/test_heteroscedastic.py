@@ -18,8 +18,8 @@ from torch.distributions import Categorical, LowRankMultivariateNormal
 import density_softmax as ds
 from density_softmax.config import ConfigError
 from density_softmax.methods.heteroscedastic import Heteroscedastic
-from density_softmax.nn.resnet import ResNet
-from density_softmax.nn.wide_resnet import WideResNet
+from density_softmax.nn.backbones.resnet import ResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.types import Batch
 
 

@@ -7,10 +7,10 @@ from torch.distributions import Categorical
 import density_softmax as ds
 from density_softmax.config import ConfigError
 from density_softmax.methods.mc_dropout import MCDropout
-from density_softmax.nn.dropout import MonteCarloDropout
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.resnet import ResNet
-from density_softmax.nn.wide_resnet import WideResNet
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.resnet import ResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.layers.variational import MonteCarloDropout
 from density_softmax.types import Batch
 
 

@@ -22,9 +22,9 @@ from torch.nn import functional as F
 import density_softmax as ds
 from density_softmax.config import ConfigError
 from density_softmax.methods.mean_field import MeanField
-from density_softmax.nn.resnet import ResNet
-from density_softmax.nn.variational import Flipout
-from density_softmax.nn.wide_resnet import WideResNet
+from density_softmax.nn.backbones.resnet import ResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.layers.variational import Flipout
 from density_softmax.types import Batch
 
 

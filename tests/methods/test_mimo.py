@@ -18,8 +18,8 @@ import density_softmax as ds
 from density_softmax.config import ConfigError
 from density_softmax.methods import Deterministic
 from density_softmax.methods.mimo import MIMO
-from density_softmax.nn.resnet import ResNet
-from density_softmax.nn.wide_resnet import WideResNet
+from density_softmax.nn.backbones.resnet import ResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.types import Batch
 
 

@@ -8,10 +8,10 @@ from density_softmax import EngineConfig, fit
 from density_softmax.config import ConfigError
 from density_softmax.data import ArraySource
 from density_softmax.methods.posterior_network import PosteriorNetwork
-from density_softmax.nn import dirichlet
-from density_softmax.nn.flows import RadialFlow
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.optimization import Adam, Descent
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.densities.flows import RadialFlow
+from density_softmax.nn.softmax import dirichlet
+from density_softmax.training import Adam, Descent
 from density_softmax.types import Batch
 
 NUM_CLASSES = 3

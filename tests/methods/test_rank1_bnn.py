@@ -8,9 +8,9 @@ from torch.nn import functional as F
 import density_softmax as ds
 from density_softmax.config import ConfigError
 from density_softmax.methods.rank1_bnn import Rank1BNN
-from density_softmax.nn.rank_one import GaussianVectors, RankOne
-from density_softmax.nn.resnet import ResNet
-from density_softmax.nn.wide_resnet import WideResNet
+from density_softmax.nn.backbones.resnet import ResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.layers.rank_one import GaussianVectors, RankOne
 from density_softmax.types import Batch
 
 

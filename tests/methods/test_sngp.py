@@ -6,11 +6,11 @@ from torch import nn
 
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.methods.sngp import SNGP
-from density_softmax.nn.gaussian_process import RandomFeatureProcess
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.spectral import Spectral
-from density_softmax.nn.wide_resnet import WideResNet
-from density_softmax.optimization import Adam, Descent
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.layers.processes import RandomFeatureProcess
+from density_softmax.nn.lipschitz.spectral import Spectral
+from density_softmax.training import Adam, Descent
 from density_softmax.types import Batch
 
 PROCESS = RandomFeatureProcess.Config(

@@ -11,9 +11,9 @@ import density_softmax as ds
 from density_softmax.data import ArraySource
 from density_softmax.methods import Deterministic, Method
 from density_softmax.methods.temperature_scaling import TemperatureScaling
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.temperature import fit_temperature
-from density_softmax.optimization import Adam, Descent
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.softmax.head import fit_temperature
+from density_softmax.training import Adam, Descent
 
 NUM_CLASSES = 3
 # Long enough at this rate to be overconfident on labels that are noise.

@@ -7,8 +7,8 @@ from short_training import ENGINE, KINDS, points, short_method
 
 from density_softmax.engine import fit
 from density_softmax.methods import load
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.stages import Train
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.training import Train
 from density_softmax.types import Batch
 
 X = points(12, seed=2).x

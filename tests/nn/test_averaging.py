@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributions import Categorical
 
-from density_softmax.nn.averaging import (
+from density_softmax.nn.softmax.averaging import (
     average_members,
     average_parts,
     average_probs,

@@ -2,7 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from density_softmax.nn.batch_statistics import batch_statistics, set_statistics, statistics_of
+from density_softmax.nn.layers.batch_statistics import (
+    batch_statistics,
+    set_statistics,
+    statistics_of,
+)
 
 X = 5 + 3 * torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
 

@@ -4,8 +4,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from density_softmax.nn.centroids import CentroidKernels, KernelPenalty
-from density_softmax.nn.penalty import PenaltyOptions
+from density_softmax.nn.layers.centroids import CentroidKernels, KernelPenalty
+from density_softmax.nn.lipschitz.penalty import PenaltyOptions
 
 FEATURES, CLASSES, SIZE = 5, 3, 4
 

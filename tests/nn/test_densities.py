@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from density_softmax.nn.densities import Density, FlowDensity, RadialDensity
-from density_softmax.stages import Estimate, Train
+from density_softmax.training import Estimate, Train
 from density_softmax.types import Batch
 
 

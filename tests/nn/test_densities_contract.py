@@ -18,7 +18,7 @@ from density_softmax.nn.densities import (
     RadialDensity,
     ZukoDensity,
 )
-from density_softmax.stages import Estimate
+from density_softmax.training import Estimate
 
 SMALL = ("transforms=1", "hidden_features=[8, 8]", "bins=4")
 CONFIGS: dict[str, DensityConfig] = {

@@ -11,8 +11,8 @@ from density_softmax.data import ArraySource
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.methods import DensitySoftmax, load
 from density_softmax.nn.densities import DensityConfig, GaussianMixtureDensity
-from density_softmax.nn.penalty import NoPenalty
-from density_softmax.optimization import Adam, Descent
+from density_softmax.nn.lipschitz.penalty import NoPenalty
+from density_softmax.training import Adam, Descent
 
 ENGINE = EngineConfig(accelerator="cpu", predict_batch_size=16)
 DENSITIES: dict[str, DensityConfig] = {name: CONFIGS[name] for name in ANY_UNITS}

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Dirichlet
 
-from density_softmax.nn import dirichlet
+from density_softmax.nn.softmax import dirichlet
 
 SIZES = (1e-3, 0.3, 1.0, 10.0, 30.0, 1e3)
 

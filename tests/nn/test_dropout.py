@@ -6,11 +6,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from density_softmax.errors import UserError
-from density_softmax.nn.dropout import MonteCarloDropout, add_dropout
-from density_softmax.nn.headless import Headless
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.resnet import CifarResNet, ResNet
-from density_softmax.nn.wide_resnet import WideResNet
+from density_softmax.nn.backbones.headless import Headless
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.layers.variational import MonteCarloDropout, add_dropout
 
 
 @pytest.mark.parametrize("training", [True, False])

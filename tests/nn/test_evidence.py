@@ -3,7 +3,7 @@
 import torch
 
 from density_softmax.nn.densities import GaussianDensity
-from density_softmax.nn.evidence import Evidence
+from density_softmax.nn.softmax.typicality import Evidence
 
 
 def test_mixed_precision_does_not_touch_the_evidence() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from density_softmax.nn.flows import RealNVP
+from density_softmax.nn.densities.flows import RealNVP
 
 DIMENSIONS, COUPLINGS = (1, 2, 3, 4, 7), (1, 2, 3, 4)
 CASES = list(product(DIMENSIONS, COUPLINGS))

@@ -4,11 +4,11 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from density_softmax.errors import UserError
-from density_softmax.nn.backbone import BackboneConfig
-from density_softmax.nn.fresh import fresh_copy
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.resnet import CifarResNet, ResNet
-from density_softmax.nn.wide_resnet import WideResNet
+from density_softmax.nn.backbones.base import BackboneConfig
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.layers.surgery import fresh_copy
 
 BACKBONES = {
     "resffn": (ResFFN.Config(depth=2, width=5), (3,)),

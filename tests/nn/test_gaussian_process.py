@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from density_softmax.nn.gaussian_process import RandomFeatureProcess, orthogonal_frequencies
+from density_softmax.nn.layers.processes import RandomFeatureProcess, orthogonal_frequencies
 
 Config = RandomFeatureProcess.Config
 SMALL = Config(num_features=40, num_inputs=None, normalize=False, length_scale=1.0, scaled=True)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import entropy
 
-from density_softmax.nn.head import Head, entropy_of_logits
+from density_softmax.nn.softmax.head import Head, entropy_of_logits
 
 logit_rows = st.lists(st.floats(-100, 100), min_size=2, max_size=6)
 

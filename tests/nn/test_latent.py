@@ -1,6 +1,6 @@
 import torch
 
-from density_softmax.nn.latent import INITIAL_SCALE, Latent
+from density_softmax.nn.densities.base import INITIAL_SCALE, Latent
 from density_softmax.types import Batch
 
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 from torch.nn import functional as F
 
-from density_softmax.nn.linearization import Linearization, left_singular_vectors
-from density_softmax.nn.wide_resnet import WideResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.lipschitz.linearization import Linearization, left_singular_vectors
 
 Builder = Callable[[], nn.Module]
 

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.errors import UserError
-from density_softmax.nn.backbone import BackboneConfig
-from density_softmax.nn.lipschitz import lower_bound, operator_norm, upper_bound
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.resnet import CifarResNet, ResNet
-from density_softmax.nn.wide_resnet import WideResNet
+from density_softmax.nn.backbones.base import BackboneConfig
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.lipschitz.bounds import lower_bound, operator_norm, upper_bound
 
 
 @pytest.fixture(autouse=True)

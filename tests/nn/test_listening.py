@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from density_softmax.nn.headless import Headless
-from density_softmax.nn.listening import Listener
+from density_softmax.nn.backbones.headless import Headless
+from density_softmax.nn.taps import Listener
 
 
 def model() -> nn.Module:

@@ -6,10 +6,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from density_softmax.errors import UserError
-from density_softmax.nn.multi_input import side_by_side, widen_input, widened
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.resnet import CifarResNet, ResNet
-from density_softmax.nn.wide_resnet import WideResNet
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.layers.surgery import side_by_side, widen_input, widened
 
 IMAGE, VECTOR = torch.zeros(1, 3, 8, 8), torch.zeros(1, 2)
 

@@ -8,8 +8,10 @@ from torch.autograd.functional import jacobian
 
 from density_softmax.config import ConfigError, from_dict, override, to_dict
 from density_softmax.methods import DensitySoftmax
-from density_softmax.nn.linearization import Linearization
-from density_softmax.nn.penalty import (
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.lipschitz.linearization import Linearization
+from density_softmax.nn.lipschitz.penalty import (
     FrobeniusPenalty,
     NoPenalty,
     PenaltyConfig,
@@ -17,8 +19,6 @@ from density_softmax.nn.penalty import (
     SpectralPenalty,
     SumPenalty,
 )
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.wide_resnet import WideResNet
 from density_softmax.types import Batch
 
 

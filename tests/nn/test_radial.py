@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from density_softmax.nn.densities import FlowDensity, RadialDensity
-from density_softmax.nn.flows import RadialFlow, RadialLayer
+from density_softmax.nn.densities.flows import RadialFlow, RadialLayer
 
 CASES = list(product((1, 2, 3, 7), (1, 3, 8)))
 

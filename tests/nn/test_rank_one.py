@@ -6,15 +6,15 @@ from torch import distributions as td
 from torch import nn
 from torch.nn import functional as F
 
-from density_softmax.nn.decay import sum_of_squares
-from density_softmax.nn.rank_one import (
+from density_softmax.nn.layers.decay import sum_of_squares
+from density_softmax.nn.layers.rank_one import (
     GaussianVectors,
     MemberBatchNorm,
     PointVectors,
     RankOne,
     random_signs,
 )
-from density_softmax.nn.sampling import tile
+from density_softmax.nn.softmax.averaging import tile
 
 LAYERS = {
     "dense": (lambda: nn.Linear(3, 4), (3,)),

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from density_softmax.nn.resffn import ResFFN
+from density_softmax.nn.backbones.resffn import ResFFN
 
 
 @pytest.fixture(autouse=True)

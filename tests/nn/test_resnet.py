@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from density_softmax.config import ConfigError, from_dict, override, to_dict
-from density_softmax.nn.backbone import BackboneConfig
-from density_softmax.nn.resnet import (
+from density_softmax.nn.backbones.base import BackboneConfig
+from density_softmax.nn.backbones.resnet import (
     BasicBlock,
     Bottleneck,
     CifarResNet,

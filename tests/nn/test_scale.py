@@ -11,7 +11,7 @@ from scipy.special import log_softmax
 from torch import Tensor
 
 from density_softmax.config import ConfigError
-from density_softmax.nn.scale import (
+from density_softmax.nn.softmax.scale import (
     MaxScale,
     QuantileScale,
     RangeScale,

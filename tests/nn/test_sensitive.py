@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.resnet import CifarResNet, ResNet
-from density_softmax.nn.sensitive import make_sensitive
-from density_softmax.nn.wide_resnet import WideResNet
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.layers.surgery import make_sensitive
 
 NETWORKS = {
     "wide_resnet": lambda: WideResNet.Config(10, 2).build((3, 9, 9)),

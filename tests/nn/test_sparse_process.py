@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from density_softmax.errors import UserError
-from density_softmax.nn import sparse_process
-from density_softmax.nn.sparse_process import JITTER, SparseProcess, squared_distances
+from density_softmax.nn.layers import processes as sparse_process
+from density_softmax.nn.layers.processes import JITTER, SparseProcess, squared_distances
 
 pytest.importorskip("gpytorch")
 

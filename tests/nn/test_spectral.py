@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from density_softmax.nn import spectral
-from density_softmax.nn.lipschitz import operator_norm
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.nn.resnet import CifarResNet, ResNet
-from density_softmax.nn.spectral import (
+from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.lipschitz import spectral
+from density_softmax.nn.lipschitz.bounds import operator_norm
+from density_softmax.nn.lipschitz.spectral import (
     Spectral,
     SpectralBatchNorm,
     SpectralConv2d,
@@ -16,7 +17,6 @@ from density_softmax.nn.spectral import (
     constrain,
     fold,
 )
-from density_softmax.nn.wide_resnet import WideResNet
 
 CONVOLUTIONS = {
     "same": ({"kernel_size": 3, "padding": 1}, (6, 5)),

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from density_softmax.nn.surgery import replace_layers
+from density_softmax.nn.layers.surgery import replace_layers
 
 
 def network() -> nn.Sequential:

@@ -9,7 +9,7 @@ from scipy.special import log_softmax
 from torch import Tensor
 from torch.nn import functional as F
 
-from density_softmax.nn.temperature import fit_temperature, nll_of_logits
+from density_softmax.nn.softmax.head import fit_temperature, nll_of_logits
 
 
 def sample(seed: int, num_samples: int = 200, num_classes: int = 4) -> tuple[Tensor, Tensor]:

@@ -6,9 +6,9 @@ from torch import distributions as td
 from torch import nn
 from torch.nn import functional as F
 
-from density_softmax.nn.decay import sum_of_squares
-from density_softmax.nn.sampling import in_chunks, tile
-from density_softmax.nn.variational import AnnealedKL, Flipout, kl_of_gaussians
+from density_softmax.nn.layers.decay import sum_of_squares
+from density_softmax.nn.layers.variational import AnnealedKL, Flipout, kl_of_gaussians
+from density_softmax.nn.softmax.averaging import in_chunks, tile
 from density_softmax.types import Batch
 
 LAYERS = {

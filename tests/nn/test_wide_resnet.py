@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.config import ConfigError, from_dict, override, to_dict
-from density_softmax.nn.backbone import BackboneConfig
-from density_softmax.nn.wide_resnet import PreActivationBlock, WideResNet
+from density_softmax.nn.backbones.base import BackboneConfig
+from density_softmax.nn.backbones.wide_resnet import PreActivationBlock, WideResNet
 
 SMALL = WideResNet.Config(depth=10, width=1)
 

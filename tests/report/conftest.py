@@ -10,12 +10,12 @@ import torch
 from matplotlib.figure import Figure
 
 from density_softmax.data.toy import grid
-from density_softmax.engine.checkpoint import Epoch
-from density_softmax.engine.evaluate import detection_metrics, label_metrics, mean_over_shifts
-from density_softmax.engine.run_directory import RunDirectory
+from density_softmax.engine.checkpoints import Epoch
 from density_softmax.report import figures as figures_of_report
 from density_softmax.report import write_report
 from density_softmax.report.style import Picture
+from density_softmax.runs.evaluation import detection_metrics, label_metrics, mean_over_shifts
+from density_softmax.runs.run import RunDirectory
 from density_softmax.types import Prediction, Row
 
 MakeRun = Callable[..., Path]

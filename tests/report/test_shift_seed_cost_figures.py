@@ -7,7 +7,6 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from density_softmax.engine.run_directory import RunDirectory
 from density_softmax.report.boxes import box_figure, find_boxes, write_boxes
 from density_softmax.report.costs import machine_of, write_costs
 from density_softmax.report.runs import find_runs, rows_of
@@ -21,6 +20,7 @@ from density_softmax.report.samples import (
 from density_softmax.report.seeds import find_columns, seed_figure, write_seeds
 from density_softmax.report.severities import mean_over_types, write_severities
 from density_softmax.report.splits import find_splits
+from density_softmax.runs.run import RunDirectory
 from density_softmax.types import Row
 
 MakeRun = Callable[..., Path]

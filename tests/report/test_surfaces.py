@@ -9,12 +9,12 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from density_softmax.data.toy import GRID_SIZE, Toy, grid
+from density_softmax.files import StorageError
 from density_softmax.report import surfaces
 from density_softmax.report.runs import find_runs
 from density_softmax.report.style import paper_style, save_figure
 from density_softmax.report.surface_figure import Layout, Panel, surface_figure
 from density_softmax.report.surfaces import MEASURES, entropy, surface_panel, write_surfaces
-from density_softmax.storage import StorageError
 
 MakeRun = Callable[..., Path]
 

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from density_softmax.files import StorageError
 from density_softmax.report.curves import StageCurves, curve_figure, read_curves, write_curves
 from density_softmax.report.runs import find_runs
 from density_softmax.report.style import paper_style
-from density_softmax.storage import StorageError
 
 MakeRun = Callable[..., Path]
 

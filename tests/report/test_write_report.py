@@ -9,7 +9,7 @@ from rich.console import Console
 
 from density_softmax.errors import UserError
 from density_softmax.report import run_summary, write_report
-from density_softmax.rows import read_rows
+from density_softmax.runs.rows import read_rows
 from density_softmax.types import Row
 
 MakeRun = Callable[..., Path]

@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from density_softmax.errors import UserError
-from density_softmax.grid.cells import choose_methods, plan
-from density_softmax.grid.cluster import RayEngine
-from density_softmax.grid.jobs import Engine, LocalEngine
+from density_softmax.grid.jobs import Engine, LocalEngine, RayEngine
 from density_softmax.grid.latency import measure_latencies
+from density_softmax.grid.plan import choose_methods, plan
 from density_softmax.grid.run import Finished, run_grid
 from density_softmax.report import results_text
 

@@ -43,7 +43,7 @@ def list_(root: Root = None) -> None:
     Wherever a set is named, the path of an .npz file or of an image folder will do, too.
     """
     from density_softmax.data.catalog import CATALOG
-    from density_softmax.data.files import data_root
+    from density_softmax.data.readers import data_root
 
     place = data_root(root)
     table = Table(title=f"sets in {place}", box=box.SIMPLE)
@@ -70,7 +70,7 @@ def fetch(
     """
     from density_softmax.data.catalog import entry
     from density_softmax.data.download import fetch as fetch_file
-    from density_softmax.data.files import DataError, data_root
+    from density_softmax.data.readers import DataError, data_root
 
     place = data_root(root)
     for name in names:
@@ -103,8 +103,8 @@ def corrupt(
     command. For example `density-softmax data corrupt cifar10 --out DATA/CIFAR-10-C`.
     """
     from density_softmax.data.corruptions import CORRUPTIONS, SEVERITIES
-    from density_softmax.data.files import data_root
     from density_softmax.data.generate import Corruption, corrupt_set
+    from density_softmax.data.readers import data_root
 
     wanted = Corruption(
         kinds=tuple(kinds or CORRUPTIONS),

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from density_softmax.deploy.exporter import Exported
+from density_softmax.deploy.export import Exported, export_run
 from density_softmax.deploy.quantization import Change
-from density_softmax.deploy.runs import export_run
 
 __all__ = ["run_export"]
 

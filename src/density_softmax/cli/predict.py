@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from density_softmax.deploy.predictor import Predictor
-from density_softmax.deploy.stream import Served, Throughput, predict_stream
+from density_softmax.serve.predictor import Predictor
+from density_softmax.serve.stream import Served, Throughput, predict_stream
 
 __all__ = ["run_predict"]
 
@@ -43,7 +43,7 @@ def _open(model: Path, threads: int) -> Served:
     """An exported file needs no torch; a run directory does."""
     if not model.is_dir():
         return Predictor(model, threads)
-    from density_softmax.deploy.runs import RunPredictor
+    from density_softmax.deploy.export import RunPredictor
 
     return RunPredictor.of(model, threads)
 

@@ -1,11 +1,10 @@
 """Data sets. `DataConfig.members` is their registry, `CATALOG` that of the named image sets."""
 
-from density_softmax.data.base import DataConfig
 from density_softmax.data.catalog import CATALOG, find_images
-from density_softmax.data.files import DataError, data_root
 from density_softmax.data.image_data import ImageData
 from density_softmax.data.images import ImagePreparation, Images
-from density_softmax.data.sources import ArraySource, DatasetSource, as_source, hold_out
+from density_softmax.data.readers import DataError, data_root
+from density_softmax.data.sources import ArraySource, DataConfig, DatasetSource, as_source, hold_out
 from density_softmax.data.tables import Table, read_table
 from density_softmax.data.toy import Toy
 

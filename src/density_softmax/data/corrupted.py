@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from density_softmax.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES, corrupt
-from density_softmax.data.files import DataError, load_npy
 from density_softmax.data.folders import ImageFiles, scan
 from density_softmax.data.images import Images, ImageSet, check_labels, numerals
+from density_softmax.data.readers import DataError, load_npy
 
 __all__ = [
     "MANIFEST",

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from density_softmax.data.corrupted import MANIFEST
-from density_softmax.data.files import DataError, Report, full_disk_named, is_disk_full
+from density_softmax.data.readers import DataError, Report, full_disk_named, is_disk_full
 from density_softmax.version import __version__
 
 __all__ = ["Download", "DownloadError", "fetch", "unpack"]

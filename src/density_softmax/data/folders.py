@@ -23,7 +23,6 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from density_softmax.data.files import DataError, require
 from density_softmax.data.images import (
     ImagePreparation,
     Images,
@@ -32,7 +31,8 @@ from density_softmax.data.images import (
     Shape,
     Statistics,
 )
-from density_softmax.decoding import IMAGE_SUFFIXES, Box, central_box, read_image
+from density_softmax.data.readers import DataError, require
+from density_softmax.files import IMAGE_SUFFIXES, Box, central_box, read_image
 from density_softmax.types import Batch, Source
 
 __all__ = ["Decoding", "FileSource", "ImageFiles", "ImageFolder", "ImageFolders", "scan"]

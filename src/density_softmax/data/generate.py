@@ -21,10 +21,10 @@ from PIL import Image
 from density_softmax.data.catalog import find_images
 from density_softmax.data.corrupted import MANIFEST, manifest
 from density_softmax.data.corruptions import ALL_CORRUPTIONS, CORRUPTIONS, SEVERITIES, corrupt
-from density_softmax.data.files import DataError, Report, full_disk_named
 from density_softmax.data.folders import ImageFiles
 from density_softmax.data.images import Images, Samples
-from density_softmax.storage import write_text
+from density_softmax.data.readers import DataError, Report, full_disk_named
+from density_softmax.files import write_text
 
 __all__ = ["Corruption", "corrupt_set"]
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from density_softmax.config import ConfigError, place
-from density_softmax.data.base import DataConfig
 from density_softmax.data.catalog import find_images
-from density_softmax.data.files import DataError, data_root
 from density_softmax.data.images import ImagePreparation, Samples
-from density_softmax.data.splits import named_apart, split_off
+from density_softmax.data.readers import DataError, data_root
+from density_softmax.data.sources import DataConfig, named_apart, split_off
 from density_softmax.types import Data, Split, Task
 
 __all__ = ["ImageData"]

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from density_softmax.data.files import DataError
 from density_softmax.data.sources import ArraySource, Preparation
+from density_softmax.errors import DataError
 from density_softmax.types import Source
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from density_softmax.data.corrupted import CorruptedArrays, CorruptedFolders
 from density_softmax.data.corruptions import ALL_CORRUPTIONS
-from density_softmax.data.files import DataError, load_npz
 from density_softmax.data.folders import ImageFolder, ImageFolders
 from density_softmax.data.images import Images, ImageSet, check_labels
+from density_softmax.data.readers import DataError, load_npz
 
 __all__ = ["NpzImages", "array_parts", "class_order", "open_images"]
 

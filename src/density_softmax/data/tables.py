@@ -20,11 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from density_softmax.data.base import DataConfig
-from density_softmax.data.files import DataError, load_npz, require
 from density_softmax.data.own import array_parts, class_order
-from density_softmax.data.sources import ArraySource
-from density_softmax.data.splits import named_apart, split_off
+from density_softmax.data.readers import DataError, load_npz, require
+from density_softmax.data.sources import ArraySource, DataConfig, named_apart, split_off
 from density_softmax.types import Data, Split, Task
 
 __all__ = ["Columns", "Rows", "Standardization", "Table", "read_table"]

@@ -12,9 +12,7 @@ from sklearn.datasets import make_moons
 from torch import Tensor
 
 from density_softmax.config import at_least
-from density_softmax.data.base import DataConfig
-from density_softmax.data.sources import ArraySource
-from density_softmax.data.splits import split_off
+from density_softmax.data.sources import ArraySource, DataConfig, split_off
 from density_softmax.types import Data, Split, Task
 
 __all__ = ["GRID_EXTENT", "GRID_SIZE", "Toy"]

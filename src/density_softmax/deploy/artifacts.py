@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch.export import ExportedProgram
 
-from density_softmax.deploy.card import Card
 from density_softmax.deploy.graph import to_onnx
-from density_softmax.deploy.predictor import Answer, onnx_session
 from density_softmax.deploy.quantization import quantized
+from density_softmax.serve.card import Card
+from density_softmax.serve.predictor import Answer, onnx_session
 from density_softmax.types import Source
 
 __all__ = ["CARD_FILE", "Artifact", "OnnxArtifact", "Pt2Artifact"]

@@ -19,14 +19,14 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from density_softmax.deploy.graph import trace
-from density_softmax.nn import spectral
 from density_softmax.nn.densities import Density, FlowDensity, GaussianDensity
-from density_softmax.nn.evidence import Evidence, in_columns
-from density_softmax.nn.flows import AffineCoupling
-from density_softmax.nn.precision import full_precision
-from density_softmax.nn.scale import QuantileScale, RangeScale
-from density_softmax.nn.surgery import replace_layers
-from density_softmax.stages import Stage
+from density_softmax.nn.densities.flows import AffineCoupling
+from density_softmax.nn.execution import full_precision
+from density_softmax.nn.layers.surgery import replace_layers
+from density_softmax.nn.lipschitz import spectral
+from density_softmax.nn.softmax.scale import QuantileScale, RangeScale
+from density_softmax.nn.softmax.typicality import Evidence, in_columns
+from density_softmax.training import Stage
 
 __all__ = [
     "FOLDS",

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from density_softmax.deploy.artifacts import Artifact
-from density_softmax.deploy.predictor import Answer
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
+from density_softmax.serve.predictor import Answer
 from density_softmax.types import Prediction
 
 __all__ = [

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from density_softmax import metrics
 from density_softmax.deploy.graph import as_read
-from density_softmax.deploy.predictor import Answer
 from density_softmax.errors import UserError
+from density_softmax.serve.predictor import Answer
 from density_softmax.types import Source
 
 __all__ = ["Change", "batches_of", "measured_change", "quantized"]

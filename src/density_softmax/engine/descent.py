@@ -12,15 +12,14 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from density_softmax.engine.checkpoint import Checkpoints, Epoch
-from density_softmax.engine.collect import all_reduce, total
+from density_softmax.engine.checkpoints import Checkpoints, Epoch
 from density_softmax.engine.inspection import Inspection
+from density_softmax.engine.passes import Part, all_reduce, num_batches, share, total
 from density_softmax.engine.progress import Bar, Bars
 from density_softmax.engine.runtime import EngineConfig, derive_seed
-from density_softmax.engine.sharing import Part, num_batches, share
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
-from density_softmax.stages import Stage, Train, Values
+from density_softmax.training import Stage, Train, Values
 from density_softmax.types import Batch, Source
 
 __all__ = ["Descender", "Setting", "check_trainable", "only_trainable"]

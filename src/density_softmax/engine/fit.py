@@ -12,21 +12,18 @@ from lightning_fabric import Fabric
 
 from density_softmax.config import to_dict
 from density_softmax.data.sources import ArraySource, PartialSource, as_source
-from density_softmax.engine.checkpoint import Checkpoints
-from density_softmax.engine.collect import collect, total
+from density_softmax.engine.checkpoints import Checkpoints
 from density_softmax.engine.descent import Descender, Setting, check_trainable, only_trainable
-from density_softmax.engine.features import FeatureCache
 from density_softmax.engine.inspection import InspectedSource, Inspection
-from density_softmax.engine.memory import PeakMemory
+from density_softmax.engine.passes import collect, num_batches, total
 from density_softmax.engine.progress import Bars
-from density_softmax.engine.runtime import EngineConfig, derive_seed, start
-from density_softmax.engine.sharing import num_batches
+from density_softmax.engine.runtime import EngineConfig, PeakMemory, derive_seed, start
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
-from density_softmax.stages import Estimate, Stage, Train
-from density_softmax.types import Source
+from density_softmax.training import Estimate, Stage, Train, Values
+from density_softmax.types import Batch, Source
 
-__all__ = ["fit"]
+__all__ = ["FeatureCache", "fit"]
 
 
 def fit(
@@ -176,3 +173,51 @@ def estimate(setting: Setting, stage: Estimate, source: Source) -> None:
     values = reduce(fabric, source, stage.statistics, size, tick=bar.advance)
     with torch.no_grad():
         stage.finish({name: fabric.to_device(value) for name, value in values.items()})
+
+
+class FeatureCache:
+    """The encoder's outputs for each split, until the encoder is trained again."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        method: Method,
+        config: EngineConfig,
+        directory: Path | None,
+        known: Mapping[str, ArraySource],
+    ) -> None:
+        self.fabric, self.method, self.config = fabric, method, config
+        # Each process maps files of its own: nothing is assumed about shared disks.
+        self.directory = directory and directory / "features" / f"process{fabric.global_rank}"
+        self._sources = dict(known)
+
+    def source(self, split: str, inputs: Source, bars: Bars) -> ArraySource:
+        """The features of a split, in memory or in a mapped file."""
+        if split not in self._sources:
+            self._sources[split] = self._compute(split, inputs, bars)
+        return self._sources[split]
+
+    def clear(self) -> None:
+        """Forget everything: the encoder has changed, or the run is over."""
+        self._sources.clear()
+        if self.directory is not None:
+            for file in self.directory.glob("*/*.npy"):
+                file.unlink()
+
+    def _compute(self, split: str, inputs: Source, bars: Bars) -> ArraySource:
+        self.method.eval()
+        batch_size = self.config.predict_batch_size
+        bar = bars.add(f"features {split}", num_batches(len(inputs), batch_size))
+        rows = collect(
+            self.fabric,
+            inputs,
+            self._features,
+            batch_size,
+            tick=bar.advance,
+            directory=self.directory and self.directory / split,
+            memory=self.config.feature_memory * 2**20,
+        )
+        return ArraySource(rows["z"], rows["y"])
+
+    def _features(self, batch: Batch) -> Values:
+        return {"z": self.method.features(batch.x).float(), "y": batch.y}

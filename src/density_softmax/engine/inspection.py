@@ -8,7 +8,7 @@ import torch
 from lightning_fabric import Fabric
 
 from density_softmax.data.sources import ArraySource
-from density_softmax.engine.collect import all_reduce
+from density_softmax.engine.passes import all_reduce
 from density_softmax.errors import UserError
 from density_softmax.types import Batch, Source
 

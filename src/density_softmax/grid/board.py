@@ -13,8 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+from density_softmax.files import write_text
 from density_softmax.grid.jobs import Engine, Job, Outcome
-from density_softmax.storage import write_text
 
 __all__ = ["Board", "Donor", "Entry", "State", "Watcher", "execute"]
 

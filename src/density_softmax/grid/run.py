@@ -10,9 +10,9 @@ from rich.console import Console
 
 from density_softmax.engine import EngineConfig
 from density_softmax.grid.board import Board, Donor, Entry, State, execute
-from density_softmax.grid.cells import Cell, find_donors
 from density_softmax.grid.jobs import Engine, Job
 from density_softmax.grid.latency import drop_latencies, have_met
+from density_softmax.grid.plan import Cell, find_donors
 from density_softmax.grid.view import GridView
 from density_softmax.report import write_report
 

@@ -14,13 +14,11 @@ from torch import Tensor, nn
 
 from density_softmax.config import Family, from_dict, to_dict
 from density_softmax.errors import UserError
-from density_softmax.nn.backbone import feature_width
-from density_softmax.nn.evaluation import CallerLock, evaluating
-from density_softmax.nn.headless import Headless
-from density_softmax.nn.inputs import as_batch
-from density_softmax.nn.randomness import seeded
-from density_softmax.stages import Stage
-from density_softmax.storage import StorageError, differences, load_tensors, save_tensors, under
+from density_softmax.files import StorageError, differences, load_tensors, save_tensors, under
+from density_softmax.nn.backbones.base import feature_width
+from density_softmax.nn.backbones.headless import Headless
+from density_softmax.nn.execution import CallerLock, as_batch, evaluating, seeded
+from density_softmax.training import Stage
 from density_softmax.types import Prediction
 from density_softmax.version import __version__
 

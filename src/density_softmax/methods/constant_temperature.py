@@ -10,11 +10,9 @@ from torch.nn import functional as F
 
 from density_softmax.config import ConfigError
 from density_softmax.methods.base import FirstStage, Method, MethodConfig
-from density_softmax.nn.head import Head, entropy_of_logits
-from density_softmax.nn.penalty import FrobeniusPenalty, PenaltyConfig
-from density_softmax.nn.temperature import fit_temperature
-from density_softmax.optimization import Descent
-from density_softmax.stages import Estimate, Stage, Train, Values
+from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty, PenaltyConfig
+from density_softmax.nn.softmax.head import Head, entropy_of_logits, fit_temperature
+from density_softmax.training import Descent, Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["ConstantTemperature"]

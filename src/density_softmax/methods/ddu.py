@@ -10,11 +10,10 @@ from torch.nn import functional as F
 
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.densities import GaussianMixtureDensity
-from density_softmax.nn.head import Head, entropy_of_logits
-from density_softmax.nn.sensitive import make_sensitive
-from density_softmax.nn.spectral import constrain
-from density_softmax.optimization import Descent
-from density_softmax.stages import Stage, Train, Values
+from density_softmax.nn.layers.surgery import make_sensitive
+from density_softmax.nn.lipschitz.spectral import constrain
+from density_softmax.nn.softmax.head import Head, entropy_of_logits
+from density_softmax.training import Descent, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["DDU"]

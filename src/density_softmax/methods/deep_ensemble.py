@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from density_softmax.config import at_least
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.averaging import average_probs
-from density_softmax.nn.fresh import fresh_copy
-from density_softmax.stages import Stage
+from density_softmax.nn.layers.surgery import fresh_copy
+from density_softmax.nn.softmax.averaging import average_probs
+from density_softmax.training import Stage
 from density_softmax.types import Prediction
 
 __all__ = ["DeepEnsemble"]

@@ -12,14 +12,14 @@ from torch.nn import functional as F
 
 from density_softmax.errors import UserError
 from density_softmax.methods.base import FirstStage, Method, MethodConfig
+from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.densities import Density, DensityConfig, FlowDensity
-from density_softmax.nn.evidence import Evidence, in_columns
-from density_softmax.nn.head import Head, entropy_of_logits
-from density_softmax.nn.penalty import FrobeniusPenalty, PenaltyConfig
-from density_softmax.nn.reading import LayerReader
-from density_softmax.nn.scale import QuantileScale, ScaleConfig
-from density_softmax.optimization import Adam, Descent
-from density_softmax.stages import Estimate, Stage, Train, Values
+from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty, PenaltyConfig
+from density_softmax.nn.softmax.head import Head, entropy_of_logits
+from density_softmax.nn.softmax.scale import QuantileScale, ScaleConfig
+from density_softmax.nn.softmax.typicality import Evidence, in_columns
+from density_softmax.nn.taps import LayerReader
+from density_softmax.training import Adam, Descent, Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["DensitySoftmax"]
@@ -82,7 +82,9 @@ class DensitySoftmax(Method):
         example: Tensor | None = None,
     ) -> None:
         config = config or DensitySoftmax.Config()
-        reader = LayerReader(encoder, config.layers)
+        # Of a trained model the names are those that its owner knows.
+        inside = "model" if isinstance(encoder, Headless) else ""
+        reader = LayerReader(encoder, config.layers, inside)
         with reader.listening(encoder):
             super().__init__(encoder, num_classes, config, example)
         self.reader = reader

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from density_softmax.methods.base import FirstStage, Method, MethodConfig
-from density_softmax.nn.head import Head, entropy_of_logits
-from density_softmax.optimization import Descent
-from density_softmax.stages import Stage, Train, Values
+from density_softmax.nn.softmax.head import Head, entropy_of_logits
+from density_softmax.training import Descent, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["Deterministic"]

@@ -11,12 +11,11 @@ from torch.nn import functional as F
 
 from density_softmax.config import at_least
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.averaging import average_members, nll_of_average
-from density_softmax.nn.batch_statistics import batch_statistics
-from density_softmax.nn.sparse_process import SparseProcess
-from density_softmax.nn.spectral import constrain
-from density_softmax.optimization import Descent
-from density_softmax.stages import Estimate, Stage, Train, Values
+from density_softmax.nn.layers.batch_statistics import batch_statistics
+from density_softmax.nn.layers.processes import SparseProcess
+from density_softmax.nn.lipschitz.spectral import constrain
+from density_softmax.nn.softmax.averaging import average_members, nll_of_average
+from density_softmax.training import Descent, Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["DUE"]

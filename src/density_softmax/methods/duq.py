@@ -11,10 +11,9 @@ from torch.nn import functional as F
 
 from density_softmax.config import ConfigError
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.centroids import CentroidKernels, KernelPenalty
-from density_softmax.nn.penalty import PenaltyOptions
-from density_softmax.optimization import Descent
-from density_softmax.stages import Estimate, Stage, Train, Values
+from density_softmax.nn.layers.centroids import CentroidKernels, KernelPenalty
+from density_softmax.nn.lipschitz.penalty import PenaltyOptions
+from density_softmax.training import Descent, Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["DUQ"]

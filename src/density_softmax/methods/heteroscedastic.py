@@ -11,10 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from density_softmax.config import ConfigError, at_least
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.averaging import average_parts, nll_of_average, nll_of_parts
-from density_softmax.nn.gaussian_logits import GaussianHead, GaussianLogits, Noise
-from density_softmax.optimization import Descent
-from density_softmax.stages import Stage, Train, Values
+from density_softmax.nn.softmax.averaging import average_parts, nll_of_average, nll_of_parts
+from density_softmax.nn.softmax.gaussian_logits import GaussianHead, GaussianLogits, Noise
+from density_softmax.training import Descent, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["Heteroscedastic"]

@@ -10,12 +10,10 @@ from torch.nn import functional as F
 
 from density_softmax.config import ConfigError, at_least
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.averaging import average_members
-from density_softmax.nn.dropout import add_dropout
-from density_softmax.nn.head import Head
-from density_softmax.nn.sampling import in_chunks, tile
-from density_softmax.optimization import Descent
-from density_softmax.stages import Stage, Train, Values
+from density_softmax.nn.layers.variational import add_dropout
+from density_softmax.nn.softmax.averaging import average_members, in_chunks, tile
+from density_softmax.nn.softmax.head import Head
+from density_softmax.training import Descent, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["MCDropout"]

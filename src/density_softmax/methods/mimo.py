@@ -11,11 +11,10 @@ from torch.nn import functional as F
 
 from density_softmax.config import ConfigError, at_least
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.averaging import average_members, nll_of_average
-from density_softmax.nn.head import Head
-from density_softmax.nn.multi_input import side_by_side, widen_input
-from density_softmax.optimization import Descent
-from density_softmax.stages import Stage, Train, Values
+from density_softmax.nn.layers.surgery import side_by_side, widen_input
+from density_softmax.nn.softmax.averaging import average_members, nll_of_average
+from density_softmax.nn.softmax.head import Head
+from density_softmax.training import Descent, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["MIMO"]

@@ -10,15 +10,13 @@ from torch import Tensor, nn
 
 from density_softmax.config import at_least
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn import dirichlet
-from density_softmax.nn.batch_statistics import batch_norms, set_statistics, statistics_of
-from density_softmax.nn.densities.flow import change_of_variables
-from density_softmax.nn.flows import RadialFlow
-from density_softmax.nn.head import Head
-from density_softmax.nn.latent import Latent
-from density_softmax.nn.precision import full_precision
-from density_softmax.optimization import Adam, Descent
-from density_softmax.stages import Estimate, Stage, Train
+from density_softmax.nn.densities.base import Latent
+from density_softmax.nn.densities.flows import RadialFlow, change_of_variables
+from density_softmax.nn.execution import full_precision
+from density_softmax.nn.layers.batch_statistics import batch_norms, set_statistics, statistics_of
+from density_softmax.nn.softmax import dirichlet
+from density_softmax.nn.softmax.head import Head
+from density_softmax.training import Adam, Descent, Estimate, Stage, Train
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["NaturalPosteriorNetwork"]

@@ -12,13 +12,11 @@ from torch.nn import functional as F
 from density_softmax.config import at_least
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn import dirichlet
-from density_softmax.nn.densities.flow import change_of_variables
-from density_softmax.nn.flows import RadialFlow
-from density_softmax.nn.latent import Latent
-from density_softmax.nn.precision import full_precision
-from density_softmax.optimization import Descent
-from density_softmax.stages import Estimate, Stage, Train, Values
+from density_softmax.nn.densities.base import Latent
+from density_softmax.nn.densities.flows import RadialFlow, change_of_variables
+from density_softmax.nn.execution import full_precision
+from density_softmax.nn.softmax import dirichlet
+from density_softmax.training import Descent, Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["PosteriorNetwork"]

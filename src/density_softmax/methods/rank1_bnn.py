@@ -10,20 +10,18 @@ from torch.nn import functional as F
 
 from density_softmax.config import ConfigError, at_least
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.averaging import average_members, nll_of_average
-from density_softmax.nn.decay import sum_of_squares
-from density_softmax.nn.rank_one import (
+from density_softmax.nn.layers.decay import sum_of_squares
+from density_softmax.nn.layers.rank_one import (
     BATCH_NORMS,
     GaussianVectors,
     MemberBatchNorm,
     RankOne,
     random_signs,
 )
-from density_softmax.nn.sampling import in_chunks, tile
-from density_softmax.nn.surgery import WEIGHT_LAYERS, replace_layers
-from density_softmax.nn.variational import AnnealedKL
-from density_softmax.optimization import Descent
-from density_softmax.stages import Stage, Train, Values
+from density_softmax.nn.layers.surgery import WEIGHT_LAYERS, replace_layers
+from density_softmax.nn.layers.variational import AnnealedKL
+from density_softmax.nn.softmax.averaging import average_members, in_chunks, nll_of_average, tile
+from density_softmax.training import Descent, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["Rank1BNN"]

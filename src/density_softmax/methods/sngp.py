@@ -11,12 +11,11 @@ from torch.nn import functional as F
 
 from density_softmax.config import ConfigError
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.decay import sum_of_squares
-from density_softmax.nn.gaussian_process import RandomFeatureProcess
-from density_softmax.nn.head import entropy_of_logits
-from density_softmax.nn.spectral import constrain
-from density_softmax.optimization import Descent
-from density_softmax.stages import Estimate, Stage, Train
+from density_softmax.nn.layers.decay import sum_of_squares
+from density_softmax.nn.layers.processes import RandomFeatureProcess
+from density_softmax.nn.lipschitz.spectral import constrain
+from density_softmax.nn.softmax.head import entropy_of_logits
+from density_softmax.training import Descent, Estimate, Stage, Train
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["SNGP"]

@@ -1,6 +1,5 @@
 """What is measured: pure functions of tensors, computed in float64 on the CPU."""
 
-from density_softmax.metrics.calibration import ReliabilityBins, ece, mece, reliability_bins
 from density_softmax.metrics.cost import (
     Latency,
     interleaved_latency,
@@ -9,8 +8,19 @@ from density_softmax.metrics.cost import (
     num_parameters,
 )
 from density_softmax.metrics.detection import aupr, auroc, detection_scores, fpr95
-from density_softmax.metrics.scoring import accuracy, brier, confidence, entropy, nll
-from density_softmax.metrics.selective import aurc, risk_coverage
+from density_softmax.metrics.scoring import (
+    ReliabilityBins,
+    accuracy,
+    aurc,
+    brier,
+    confidence,
+    ece,
+    entropy,
+    mece,
+    nll,
+    reliability_bins,
+    risk_coverage,
+)
 from density_softmax.metrics.significance import paired_t_test
 
 __all__ = [

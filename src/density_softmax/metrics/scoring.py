@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["accuracy", "brier", "confidence", "entropy", "nll"]
+__all__ = [
+    "ReliabilityBins",
+    "accuracy",
+    "aurc",
+    "brier",
+    "confidence",
+    "ece",
+    "entropy",
+    "mece",
+    "nll",
+    "reliability_bins",
+    "risk_coverage",
+]
 
 _TINY = torch.finfo(torch.float32).tiny
 # A row of bfloat16 probabilities, each off by at most 2⁻⁹ of itself, still passes.
@@ -112,3 +125,104 @@ def _ordered(name: str, scores: Tensor) -> Tensor:
 
 def _float64(values: Tensor) -> Tensor:
     return values.detach().cpu().double()  # on the CPU first: some devices have no float64
+
+
+class ReliabilityBins(NamedTuple):
+    """A reliability diagram: samples grouped by confidence, max_k p_k.
+
+    Attributes:
+        counts: samples in each bin, (bins,).
+        accuracy: fraction of them that are right, NaN in an empty bin, (bins,).
+        confidence: their mean confidence, NaN in an empty bin, (bins,).
+        edges: bin b holds confidences in (edges[b], edges[b + 1]], (bins + 1,).
+    """
+
+    counts: Tensor
+    accuracy: Tensor
+    confidence: Tensor
+    edges: Tensor
+
+
+def reliability_bins(probs: Tensor, y: Tensor, num_bins: int = 15) -> ReliabilityBins:
+    """Group samples by confidence into right-closed bins of equal width.
+
+    A confidence is compared with the edges in float32. One that was stored in float32 as k/15 is
+    not the float64 k/15, and would otherwise fall to either side of its edge by rounding alone.
+    """
+    if num_bins < 1:
+        raise ValueError(f"num_bins is {num_bins}: pass at least 1")
+    probs, y = _labelled(probs, y)
+    confidence, predicted = probs.max(1)
+    edges = torch.arange(num_bins + 1, dtype=torch.float64) / num_bins
+    # Only the inner edges, so that 0 and 1 (and 1 + rounding) belong to the outer bins.
+    index = torch.bucketize(confidence.float(), edges[1:-1].float())
+    counts = torch.bincount(index, minlength=num_bins)
+
+    def mean(values: Tensor) -> Tensor:
+        return torch.bincount(index, weights=values, minlength=num_bins) / counts
+
+    return ReliabilityBins(counts, mean((predicted == y).double()), mean(confidence), edges)
+
+
+def ece(probs: Tensor, y: Tensor, num_bins: int = 15) -> float:
+    """Expected calibration error, Σ_b (n_b / n) |accuracy_b − confidence_b|.
+
+    Bins are those of `reliability_bins`. After Guo et al., "On calibration of modern neural
+    networks", ICML 2017.
+    """
+    bins = reliability_bins(probs, y, num_bins)
+    gaps = (bins.accuracy - bins.confidence).abs()
+    return float((bins.counts * gaps).nansum() / bins.counts.sum())  # empty bins are the NaN
+
+
+def mece(probs: Tensor, y: Tensor) -> float:
+    """Expected calibration error over the misclassified samples only; 0 if there are none.
+
+    Their accuracy is 0 in every bin, so that Σ_b (n_b / n) |0 − confidence_b| is their mean
+    confidence, whatever the bins.
+    """
+    probs, y = _labelled(probs, y)
+    confidence, predicted = probs.max(1)
+    wrong = predicted != y
+    return float(confidence[wrong].mean()) if wrong.any() else 0.0
+
+
+def risk_coverage(
+    probs: Tensor, y: Tensor, uncertainty: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Error rate among the i most certain samples, for every i.
+
+    With errors e sorted by uncertainty, coverage_i = i / n and risk_i = (1/i) Σ_{j ≤ i} e_j.
+    Each error of a group with equal uncertainty counts as the mean error of the group: this is
+    the expected risk if ties are broken at random, and does not depend on the samples' order.
+
+    Args:
+        probs: class probabilities, (samples, classes).
+        y: class indices, (samples,).
+        uncertainty: higher = withheld earlier, +inf allowed, (samples,); −max_k p_k if None.
+
+    Returns:
+        Coverage and risk, each (samples,), in order of growing coverage.
+    """
+    probs, y = _labelled(probs, y)
+    confidence, predicted = probs.max(1)
+    uncertainty = -confidence if uncertainty is None else _ordered("uncertainty", uncertainty)
+    if len(uncertainty) != len(y):
+        raise ValueError(
+            f"uncertainty has {len(uncertainty)} values beside {len(y)} rows of probs: "
+            f"pass one value per row"
+        )
+    _, group = torch.unique(uncertainty, return_inverse=True)
+    group_risk = torch.bincount(group, weights=(predicted != y).double()) / torch.bincount(group)
+    num_kept = torch.arange(1, len(y) + 1, dtype=torch.float64)
+    return num_kept / len(y), group_risk[group.sort().values].cumsum(0) / num_kept
+
+
+def aurc(probs: Tensor, y: Tensor, uncertainty: Tensor | None = None) -> float:
+    """Area under the risk–coverage curve, (1/n) Σ_i risk_i; lower is better.
+
+    After Geifman, Uziel and El-Yaniv, "Bias-reduced uncertainty estimation for deep neural
+    classifiers", ICLR 2019.
+    """
+    _, risk = risk_coverage(probs, y, uncertainty)
+    return float(risk.mean())

@@ -1,10 +1,10 @@
 """Recipes: functions that return everything a run needs. `RECIPES` is their registry."""
 
 from density_softmax.config import ConfigError
-from density_softmax.recipes.base import Recipe, RecipeFunction
 from density_softmax.recipes.cifar import cifar10, cifar10_small, cifar100
 from density_softmax.recipes.digits import digits
 from density_softmax.recipes.imagenet import imagenet
+from density_softmax.recipes.recipe import Recipe, RecipeFunction
 from density_softmax.recipes.toy import toy
 
 __all__ = ["RECIPES", "Recipe", "get_recipe"]

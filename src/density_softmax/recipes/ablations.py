@@ -9,8 +9,8 @@ from collections.abc import Callable
 from density_softmax.config import ConfigError, to_dict
 from density_softmax.methods import DensitySoftmax
 from density_softmax.nn.densities import DensityConfig
-from density_softmax.nn.scale import QuantileScale, RangeScale, ScaleConfig
-from density_softmax.recipes.base import Recipe
+from density_softmax.nn.softmax.scale import QuantileScale, RangeScale, ScaleConfig
+from density_softmax.recipes.recipe import Recipe
 
 __all__ = ["ABLATIONS", "Variant", "find_variants"]
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 from density_softmax.methods import DDU, SNGP, MethodConfig
-from density_softmax.nn.gaussian_process import RandomFeatureProcess
-from density_softmax.optimization import SGD, Descent, Steps
+from density_softmax.nn.layers.processes import RandomFeatureProcess
+from density_softmax.training import SGD, Descent, Steps
 
 __all__ = [
     "bounded_on_cifar",

@@ -7,14 +7,12 @@ from dataclasses import replace
 from density_softmax.data.image_data import ImageData
 from density_softmax.engine.runtime import EngineConfig
 from density_softmax.methods import DensitySoftmax, MethodConfig
+from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.nn.densities import FlowDensity
-from density_softmax.nn.penalty import FrobeniusPenalty
-from density_softmax.nn.scale import QuantileScale, RangeScale
-from density_softmax.nn.wide_resnet import WideResNet
-from density_softmax.optimization import SGD, Adam, Descent, OneCycle, Steps
-from density_softmax.recipes.base import Recipe, choose
+from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
+from density_softmax.nn.softmax.scale import QuantileScale, RangeScale
+from density_softmax.recipes.attach import closed_form
 from density_softmax.recipes.bounded import bounded_on_cifar, bounded_on_small_images
-from density_softmax.recipes.closed_form import closed_form
 from density_softmax.recipes.kernels import kernels_on_cifar, kernels_on_small_images
 from density_softmax.recipes.one_network import (
     one_network_on_cifar,
@@ -22,7 +20,9 @@ from density_softmax.recipes.one_network import (
 )
 from density_softmax.recipes.plain import plain_methods
 from density_softmax.recipes.posteriors import posteriors_on_cifar, posteriors_on_small_images
+from density_softmax.recipes.recipe import Recipe, choose
 from density_softmax.recipes.varied_weights import varied_weights, varied_weights_cifar
+from density_softmax.training import SGD, Adam, Descent, OneCycle, Steps
 
 __all__ = ["cifar10", "cifar10_small", "cifar100"]
 

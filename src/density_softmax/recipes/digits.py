@@ -7,18 +7,18 @@ from dataclasses import replace
 from density_softmax.data.image_data import ImageData
 from density_softmax.engine.runtime import EngineConfig
 from density_softmax.methods import MethodConfig
-from density_softmax.nn.penalty import FrobeniusPenalty
-from density_softmax.nn.scale import QuantileScale
-from density_softmax.nn.wide_resnet import WideResNet
-from density_softmax.optimization import Adam, Descent, OneCycle
-from density_softmax.recipes.base import Recipe, choose
+from density_softmax.nn.backbones.wide_resnet import WideResNet
+from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
+from density_softmax.nn.softmax.scale import QuantileScale
+from density_softmax.recipes.attach import closed_form
 from density_softmax.recipes.bounded import bounded_on_small_images
-from density_softmax.recipes.closed_form import closed_form
 from density_softmax.recipes.kernels import kernels_on_small_images
 from density_softmax.recipes.one_network import one_network_on_small_images
 from density_softmax.recipes.plain import plain_methods
 from density_softmax.recipes.posteriors import posteriors_on_small_images
+from density_softmax.recipes.recipe import Recipe, choose
 from density_softmax.recipes.varied_weights import varied_weights
+from density_softmax.training import Adam, Descent, OneCycle
 
 __all__ = ["digits"]
 

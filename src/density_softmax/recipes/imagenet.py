@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from density_softmax.data.image_data import ImageData
 from density_softmax.methods import DensitySoftmax, MethodConfig
+from density_softmax.nn.backbones.resnet import ResNet
 from density_softmax.nn.densities import FlowDensity
-from density_softmax.nn.penalty import FrobeniusPenalty
-from density_softmax.nn.resnet import ResNet
-from density_softmax.nn.scale import RangeScale
-from density_softmax.optimization import SGD, Adam, Descent, Steps
-from density_softmax.recipes.base import Recipe, choose
+from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
+from density_softmax.nn.softmax.scale import RangeScale
 from density_softmax.recipes.bounded import bounded_on_imagenet
 from density_softmax.recipes.kernels import kernels_on_imagenet
 from density_softmax.recipes.one_network import one_network_on_imagenet
 from density_softmax.recipes.plain import plain_methods
 from density_softmax.recipes.posteriors import posteriors_on_imagenet
+from density_softmax.recipes.recipe import Recipe, choose
 from density_softmax.recipes.varied_weights import varied_weights_imagenet
+from density_softmax.training import SGD, Adam, Descent, Steps
 
 __all__ = ["imagenet"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from density_softmax.methods import DUE, DUQ, MethodConfig
-from density_softmax.nn.penalty import PenaltyOptions
-from density_softmax.optimization import SGD, Adam, Descent, Steps
+from density_softmax.nn.lipschitz.penalty import PenaltyOptions
+from density_softmax.training import SGD, Adam, Descent, Steps
 
 __all__ = [
     "kernels_on_cifar",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from density_softmax.methods import MIMO, Heteroscedastic, MCDropout, MethodConfig
-from density_softmax.optimization import SGD, Adam, Descent, Steps
+from density_softmax.training import SGD, Adam, Descent, Steps
 
 __all__ = [
     "one_network_on_cifar",

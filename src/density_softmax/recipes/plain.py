@@ -9,8 +9,8 @@ from density_softmax.methods import (
     MethodConfig,
     TemperatureScaling,
 )
-from density_softmax.nn.penalty import PenaltyConfig
-from density_softmax.optimization import Descent
+from density_softmax.nn.lipschitz.penalty import PenaltyConfig
+from density_softmax.training import Descent
 
 __all__ = ["plain_methods"]
 

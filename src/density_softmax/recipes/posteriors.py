@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from density_softmax.methods import MethodConfig, NaturalPosteriorNetwork, PosteriorNetwork
-from density_softmax.optimization import Adam, Descent
+from density_softmax.training import Adam, Descent
 
 __all__ = [
     "posteriors_on_cifar",

@@ -5,17 +5,17 @@ from __future__ import annotations
 from density_softmax.data.toy import Toy
 from density_softmax.engine.runtime import EngineConfig
 from density_softmax.methods import DensitySoftmax, MethodConfig
+from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import FlowDensity
-from density_softmax.nn.penalty import SpectralPenalty
-from density_softmax.nn.resffn import ResFFN
-from density_softmax.optimization import Adam, Descent
-from density_softmax.recipes.base import Recipe, choose
+from density_softmax.nn.lipschitz.penalty import SpectralPenalty
 from density_softmax.recipes.bounded import bounded_on_points
 from density_softmax.recipes.kernels import kernels_on_points
 from density_softmax.recipes.one_network import one_network_on_points
 from density_softmax.recipes.plain import plain_methods
 from density_softmax.recipes.posteriors import posteriors_on_points
+from density_softmax.recipes.recipe import Recipe, choose
 from density_softmax.recipes.varied_weights import varied_weights
+from density_softmax.training import Adam, Descent
 
 __all__ = ["toy"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from density_softmax.methods import BatchEnsemble, MeanField, MethodConfig, Rank1BNN
-from density_softmax.optimization import SGD, Descent, Steps
+from density_softmax.training import SGD, Descent, Steps
 
 __all__ = ["varied_weights", "varied_weights_cifar", "varied_weights_imagenet"]
 

@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from density_softmax.files import StorageError
 from density_softmax.report.names import file_stem
 from density_softmax.report.panels import panel_figure, tidy
 from density_softmax.report.runs import Run, by_setting, first_seeds, seeds_of
 from density_softmax.report.style import DARK_BLUE, DARK_ORANGE, Picture, save_figure
-from density_softmax.storage import StorageError
 
 __all__ = ["StageCurves", "curve_figure", "read_curves", "write_curves"]
 

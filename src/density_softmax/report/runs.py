@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from density_softmax.engine.run_directory import RunDirectory
 from density_softmax.errors import UserError
 from density_softmax.report.names import (
     changed_part,
@@ -20,6 +19,7 @@ from density_softmax.report.names import (
     variant_of_data,
     variant_of_line,
 )
+from density_softmax.runs.run import RunDirectory
 from density_softmax.types import Row
 
 __all__ = [

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from density_softmax.storage import StorageError
+from density_softmax.files import StorageError
 
 __all__ = [
     "BLUE",

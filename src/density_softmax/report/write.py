@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table as RichTable
 
 from density_softmax.errors import UserError
+from density_softmax.files import write_text
 from density_softmax.report.figures import write_figures
 from density_softmax.report.page import render_page
 from density_softmax.report.paper import paper_penalties, paper_results
@@ -16,8 +17,7 @@ from density_softmax.report.penalty_table import build_penalty_tables
 from density_softmax.report.rendering import as_csv, as_latex, as_text
 from density_softmax.report.runs import LeftOut, find_runs
 from density_softmax.report.tables import Table, build_tables, fold
-from density_softmax.rows import write_rows
-from density_softmax.storage import write_text
+from density_softmax.runs.rows import write_rows
 from density_softmax.types import Row
 
 __all__ = ["results_text", "run_summary", "write_report"]

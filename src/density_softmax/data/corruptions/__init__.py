@@ -28,9 +28,8 @@ from density_softmax.data.corruptions.constants import (
     SMALL_SIDE,
     strength,
 )
-from density_softmax.data.corruptions.draws import Draws
-from density_softmax.data.corruptions.pixels import Pixels, to_pixels, to_tensor
-from density_softmax.data.corruptions.spatter import spatter
+from density_softmax.data.corruptions.digital import spatter
+from density_softmax.data.corruptions.filters import Draws, Pixels, to_pixels, to_tensor
 
 __all__ = [
     "ALL_CORRUPTIONS",

@@ -7,14 +7,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from density_softmax.data.corruptions.draws import Draws
 from density_softmax.data.corruptions.filters import (
+    Draws,
     clipped_zoom,
     disk_filter,
     gaussian_filter,
     motion_filter,
+    round_level,
 )
-from density_softmax.data.corruptions.pixels import round_level
 
 __all__ = ["defocus_blur", "gaussian_blur", "glass_blur", "motion_blur", "zoom_blur"]
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from PIL import Image
+from scipy import ndimage
 from torch import Tensor
 
-from density_softmax.data.corruptions.draws import Draws
-from density_softmax.data.corruptions.filters import gaussian_filter
-from density_softmax.data.corruptions.pixels import to_pixels, to_tensor
+from density_softmax.data.corruptions.filters import Draws, gaussian_filter, to_pixels, to_tensor
+from density_softmax.data.corruptions.weather import luma
 
-__all__ = ["contrast", "elastic_transform", "jpeg_compression", "pixelate", "saturate"]
+__all__ = ["contrast", "elastic_transform", "jpeg_compression", "pixelate", "saturate", "spatter"]
 
 
 def contrast(x: Tensor, _: Draws, factor: float) -> Tensor:
@@ -125,3 +127,122 @@ def saturate(x: Tensor, _: Draws, factor: float, shift: float) -> Tensor:
     f = torch.where(chroma > 0, (value - x) / chroma, red)
     # S · V = chroma, so multiplying the new saturation by V spares the division by it.
     return value - f * (factor * chroma + shift * value).minimum(value)
+
+
+Plane = NDArray[Any]
+
+_WATER = (175 / 255, 238 / 255, 238 / 255)  # pale turquoise
+_MUD = (63 / 255, 42 / 255, 20 / 255)
+_EMBOSS = np.array([[[-2, -1, 0], [-1, 1, 1], [0, 1, 2]]])
+_SOBEL = np.array([[[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]]])
+_CANNY_LOW, _CANNY_HIGH = 50, 150
+_REACH = 20
+
+
+def spatter(
+    x: Tensor,
+    draws: Draws,
+    mean: float,
+    std: float,
+    sigma: float,
+    threshold: float,
+    strength: float,
+    mud: float,
+) -> Tensor:
+    """Water adds light, x̃ = x + m · colour; mud covers, x̃ = (1 − m) · x + m · colour.
+
+    The liquid is where smoothed noise N(mean, std²) exceeds `threshold`. For water, `strength`
+    scales a map m of the drops' shaded rims; for mud, it is the smoothing of the splash's edge.
+    """
+    liquid = gaussian_filter(mean + std * draws.normal(1, *x.shape[2:]), sigma)
+    if mud:
+        mask = gaussian_filter((liquid > threshold).to(x.dtype), strength)
+        mask = mask.masked_fill(mask < 0.8, 0)
+        return (1 - mask) * x + mask * _colour(_MUD, x)
+    wet = liquid.masked_fill(liquid < threshold, 0).clamp(0, 1)
+    shade = _shaded_rims(torch.floor(255 * wet).squeeze(1).numpy().astype(np.int64))
+    return x + strength * torch.from_numpy(shade).unsqueeze(1) * _colour(_WATER, x)
+
+
+def _colour(rgb: tuple[float, ...], x: Tensor) -> Tensor:
+    colour = torch.tensor(rgb, dtype=x.dtype).reshape(1, 3, 1, 1)
+    return colour if x.shape[1] == 3 else luma(colour)
+
+
+def _shaded_rims(liquid: Plane) -> Plane:
+    """How much light the drops add, scaled to at most 1 per image; dry images stay at 0."""
+    distance = np.minimum(_distance(canny(liquid)), _REACH)
+    relief = equalise(np.floor(_mean_3x3(distance) + 1e-6).astype(np.int64))
+    relief = ndimage.correlate(relief, _EMBOSS, mode="mirror").clip(0, 255)
+    shade = liquid * np.rint(_mean_3x3(relief))
+    top = shade.max((1, 2), keepdims=True)
+    return np.asarray(shade / np.where(top > 0, top, 1))
+
+
+def _mean_3x3(planes: Plane) -> Plane:
+    kernel = np.full((1, 3, 3), 1 / 9)
+    return np.asarray(ndimage.correlate(planes.astype(np.float64), kernel, mode="mirror"))
+
+
+def canny(planes: Plane) -> NDArray[np.bool_]:
+    """Edges of integer images (batch, height, width): Canny's detector with L1 gradients.
+
+    Reference: Canny (1986), "A computational approach to edge detection".
+    """
+    dx = ndimage.correlate(planes, _SOBEL, mode="nearest")
+    dy = ndimage.correlate(planes, _SOBEL.transpose(0, 2, 1), mode="nearest")
+    size = np.abs(dx) + np.abs(dy)
+    thin = (size > _CANNY_LOW) & _is_ridge(size, dx, dy)
+    return _connected(thin, thin & (size > _CANNY_HIGH))
+
+
+def _is_ridge(size: Plane, dx: Plane, dy: Plane) -> NDArray[np.bool_]:
+    """Whether the gradient's size peaks along the nearest of its four directions."""
+
+    def neighbour(row: int, col: int) -> Plane:
+        height, width = size.shape[1:]
+        return padded[:, 1 + row : 1 + row + height, 1 + col : 1 + col + width]
+
+    padded = np.pad(size, ((0, 0), (1, 1), (1, 1)))
+    tangent = np.tan(np.pi / 8)
+    across = (size > neighbour(0, -1)) & (size >= neighbour(0, 1))
+    down = (size > neighbour(-1, 0)) & (size >= neighbour(1, 0))
+    falling = (size > neighbour(-1, -1)) & (size > neighbour(1, 1))
+    rising = (size > neighbour(-1, 1)) & (size > neighbour(1, -1))
+    diagonal = np.where(np.sign(dx) * np.sign(dy) < 0, rising, falling)
+    steep = np.where(np.abs(dy) * tangent > np.abs(dx), down, diagonal)
+    return np.where(np.abs(dy) < np.abs(dx) * tangent, across, steep)
+
+
+def _connected(weak: NDArray[np.bool_], strong: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The weak pixels joined to a strong one through neighbours in the same image."""
+    within_image = np.zeros((3, 3, 3), dtype=bool)
+    within_image[1] = True
+    labels, count = ndimage.label(weak, within_image)
+    kept = np.zeros(count + 1, dtype=bool)
+    kept[labels[strong]] = True
+    return np.asarray(kept[labels])
+
+
+def _distance(edges: NDArray[np.bool_]) -> Plane:
+    """Euclidean distance to the nearest edge of the same image; beyond reach where none is."""
+    distance = np.full(edges.shape, float(_REACH))
+    for i in np.flatnonzero(edges.any((1, 2))):
+        distance[i] = ndimage.distance_transform_edt(~edges[i])
+    return distance
+
+
+def equalise(levels: Plane) -> Plane:
+    """Histogram equalisation of small integers to 0 … 255, image by image.
+
+    The lowest occurring level maps to 0, the highest to 255; a constant image stays as it is.
+    """
+    batch, pixels = len(levels), levels[0].size
+    offsets = np.arange(batch)[:, None] * (_REACH + 1)
+    flat = levels.reshape(batch, -1) + offsets
+    counts = np.bincount(flat.ravel(), minlength=batch * (_REACH + 1)).reshape(batch, -1)
+    below = counts.cumsum(1)
+    lowest = np.take_along_axis(counts, (counts > 0).argmax(1)[:, None], 1)
+    lut = np.rint((below - lowest) * 255 / np.maximum(pixels - lowest, 1)).clip(0)
+    spread = lut.ravel()[flat].reshape(levels.shape)
+    return np.asarray(np.where((lowest == pixels)[..., None], levels, spread))

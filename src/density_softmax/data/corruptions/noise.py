@@ -14,8 +14,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from density_softmax.data.corruptions.draws import Draws
-from density_softmax.data.corruptions.pixels import round_level
+from density_softmax.data.corruptions.filters import Draws, round_level
 
 __all__ = ["gaussian_noise", "impulse_noise", "shot_noise", "speckle_noise"]
 

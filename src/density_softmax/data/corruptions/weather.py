@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from density_softmax.data.corruptions.draws import Draws
-from density_softmax.data.corruptions.filters import clipped_zoom, motion_filter
-from density_softmax.data.corruptions.pixels import round_level
+from density_softmax.data.corruptions.filters import Draws, clipped_zoom, motion_filter, round_level
 
 __all__ = ["brightness", "fog", "frost", "luma", "plasma", "snow"]
 

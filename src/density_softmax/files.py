@@ -1,0 +1,232 @@
+"""Files on disk: atomic writes, tensor files and image files. Importing it does not import torch.
+
+Nothing is ever unpickled: tensors are kept as safetensors.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from density_softmax.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "Box",
+    "StorageError",
+    "central_box",
+    "decode",
+    "differences",
+    "load_tensors",
+    "read_image",
+    "replacing",
+    "save_tensors",
+    "under",
+    "write_bytes",
+    "write_text",
+]
+
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+# Of tensors that do not fit, so many are named in a message.
+NUM_NAMED = 5
+
+Box = tuple[float, float, float, float]
+
+
+class StorageError(UserError):
+    """A file that cannot be used; the message names it and the remedy."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write a file atomically: it takes its name once complete, or vanishes.
+
+    Args:
+        path: the file to create or replace; its folder is created if it does not exist.
+
+    Yields:
+        The temporary file to write to.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield part
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically.
+
+    Args:
+        path: the file to create or replace.
+        text: its content, written as UTF-8.
+    """
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file atomically; a failure, such as a full disk, is a `StorageError`.
+
+    Args:
+        path: the file to create or replace.
+        data: its content.
+    """
+    try:
+        with replacing(path) as part:
+            part.write_bytes(data)
+    except OSError as error:
+        raise StorageError(
+            f"{path}: cannot be written ({error}); free some space or choose another place"
+        ) from None
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file atomically.
+
+    Args:
+        path: the file to create or replace.
+        tensors: by name, on any device. Tied weights are written once per name.
+        metadata: texts to keep beside them.
+    """
+    from safetensors.torch import save
+
+    cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    seen: set[int] = set()
+    for name, tensor in cpu.items():  # safetensors refuses tensors that share memory
+        memory = tensor.untyped_storage().data_ptr()
+        if memory in seen:
+            cpu[name] = tensor.clone()
+        seen.add(memory)
+    # Not `save_file`, which makes files that only their owner can read.
+    write_bytes(path, save(cpu, dict(metadata)))
+
+
+def load_tensors(
+    path: Path, device: str = "cpu", names: Sequence[str] | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file.
+
+    Args:
+        path: the file.
+        device: where the tensors go.
+        names: the tensors to read; None reads all of them.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise StorageError(f"{path}: no such file")
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            chosen = file.keys() if names is None else names
+            return {name: file.get_tensor(name) for name in chosen}, file.metadata() or {}
+    except SafetensorError as error:
+        raise StorageError(
+            f"{path}: truncated or not a safetensors file ({error}); delete it and run again"
+        ) from None
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, without it.
+
+    Args:
+        prefix: such as `encoder.`.
+        tensors: by name.
+    """
+    return {n.removeprefix(prefix): value for n, value in tensors.items() if n.startswith(prefix)}
+
+
+def differences(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
+    """How the tensors of a file differ in names and shapes from those they are to replace.
+
+    Args:
+        stored: the tensors of the file, by name.
+        own: the tensors of the module. A lazy one takes any shape.
+
+    Returns:
+        A clause that names the first few; empty if all of them fit.
+    """
+    from torch.nn.parameter import is_lazy
+
+    theirs = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    ours = {n: theirs.get(n) if is_lazy(t) else tuple(t.shape) for n, t in own.items()}
+    names = [name for name in theirs | ours if theirs.get(name) != ours.get(name)]
+    found = [
+        f"{name} is {theirs.get(name, 'not')} in the file and {ours.get(name, 'not')} here"
+        for name in names[:NUM_NAMED]
+    ]
+    more = len(names) - len(found)
+    return "; ".join([*found, f"and {more} more"] if more else found)
+
+
+def decode(path: Path, channels: int, height: int, width: int) -> NDArray[np.uint8]:
+    """The pixels of an image file, (channels, height, width).
+
+    Args:
+        path: the file. An image of another size is resized from its central box.
+        channels: 3 for colour, 1 for grey.
+        height: in pixels.
+        width: in pixels.
+    """
+    from PIL import Image
+
+    image = read_image(path, channels)
+    if image.size != (width, height):
+        box = central_box(*image.size, aspect=width / height)
+        image = image.resize((width, height), Image.Resampling.BILINEAR, box)
+    return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def read_image(path: Path, channels: int) -> Image.Image:
+    """An image file with 8 bits per channel.
+
+    Args:
+        path: the file.
+        channels: 3 for colour, 1 for grey.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return _in_bytes(image).convert("RGB" if channels == 3 else "L")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path}: cannot be decoded ({error}); replace or delete it") from None
+
+
+def _in_bytes(image: Image.Image) -> Image.Image:
+    """The image with 16 bits per pixel scaled to 8, where Pillow would cut them off at 255."""
+    from PIL import Image
+
+    # Pillow calls 16 bits I as well, in formats that have no more.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("pixels of 32 bits have no known range: save it with 8 bits")
+    return image
+
+
+def central_box(width: int, height: int, aspect: float = 1.0) -> Box:
+    """The middle of an image: 7/8 of the largest box of that aspect (resize to 256, crop 224).
+
+    Args:
+        width: of the image, in pixels.
+        height: of the image, in pixels.
+        aspect: width over height of the box.
+    """
+    box_height = min(width / aspect, height) * 7 / 8
+    box_width = aspect * box_height
+    left, top = (width - box_width) / 2, (height - box_height) / 2
+    return left, top, left + box_width, top + box_height

@@ -1,0 +1,1 @@
+"""Encoders that a recipe can name."""

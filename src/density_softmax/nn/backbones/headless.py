@@ -1,0 +1,63 @@
+"""A trained classifier as an encoder: what its head is given are the features."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from density_softmax.errors import UserError
+from density_softmax.nn.taps import Listener
+
+__all__ = ["Headless"]
+
+
+@final
+class Headless(nn.Module):
+    """z = what the model hands to its linear head.
+
+    The model runs as it is, head included, and is not changed: whatever it does around the head
+    does not matter, and nothing has to be known of its code.
+
+    Args:
+        model: any classifier with a linear head.
+        head: the name of that layer, as in `model.named_modules()`.
+    """
+
+    def __init__(self, model: nn.Module, head: str) -> None:
+        super().__init__()
+        linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+        if head not in linear:
+            known = ", ".join(linear) or "none"
+            raise UserError(f"the model has no linear layer '{head}'; there are: {known}")
+        self.model = model
+        self.head_name = head
+        self.num_features = linear[head].in_features
+        self._listener = Listener((head,), _first_input)
+
+    @property
+    def head(self) -> nn.Linear:
+        """The model's own head."""
+        head = self.model.get_submodule(self.head_name)
+        assert isinstance(head, nn.Linear)
+        return head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features of a batch, (batch, num_features)."""
+        model, listener = self.model, self._listener
+        listener.start(model)
+        try:
+            model(x)
+        finally:
+            listener.stop()
+            heard = listener.take()
+        if not heard:
+            raise UserError(f"the model does not call its layer '{self.head_name}'")
+        z: Tensor = heard[self.head_name]
+        return z
+
+
+def _first_input(name: str, inputs: Any, output: Any) -> Any:
+    if not inputs:
+        raise UserError(f"the model calls its layer '{name}' by keyword: call it as {name}(z)")
+    return inputs[0]

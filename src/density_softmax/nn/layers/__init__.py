@@ -1,0 +1,1 @@
+"""Layers and surgery: variants of a network without writing it again."""

@@ -1,0 +1,207 @@
+"""Gaussian posteriors over weights: Flipout layers, divergences from a prior, their annealing."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from density_softmax.errors import UserError
+from density_softmax.nn.layers.decay import Undecayed
+from density_softmax.nn.layers.surgery import (
+    WEIGHT_LAYERS,
+    KernelLayer,
+    num_channels,
+    over_channels,
+    replace_layers,
+    with_kernel,
+)
+from density_softmax.training import Estimate, Values
+from density_softmax.types import Batch
+
+__all__ = [
+    "AnnealedKL",
+    "Flipout",
+    "MonteCarloDropout",
+    "Variational",
+    "add_dropout",
+    "initial_raw_std",
+    "kl_of_gaussians",
+]
+
+
+def kl_of_gaussians(difference: Tensor, std: Tensor, prior_std: float) -> Tensor:
+    """KL(N(m, s²) ‖ N(m₀, s₀²)) = Σ log(s₀/s) + (s² + (m − m₀)²) / 2s₀² − ½, from m − m₀."""
+    spread = (std.square() + difference.square()) / (2 * prior_std**2)
+    return (math.log(prior_std) - std.log() + spread - 0.5).sum()
+
+
+def initial_raw_std(like: Tensor, std: float) -> nn.Parameter:
+    """A parameter of the shape of `like` whose softplus is `std`."""
+    return nn.Parameter(torch.full_like(like, math.log(math.expm1(std))))
+
+
+class Variational(nn.Module, ABC):
+    """A part with a posterior, of which the loss asks for the divergence from its prior."""
+
+    @abstractmethod
+    def kl(self) -> Tensor:
+        """KL(posterior ‖ prior) in nats, summed over all weights of the part."""
+
+
+@final
+class Flipout(Variational, Undecayed):
+    """A layer with weights W ~ N(W̄, σ²), drawn anew for each sample of a batch (Wen et al. 2018).
+
+    y_n = W̄ x_n + b + (ΔW (x_n ∘ p_n)) ∘ q_n with ΔW = σ ∘ ε, σ = softplus(ρ) and ε ~ N(0, 1).
+    The signs p_n, q_n make the perturbation ΔW ∘ q_n p_nᵀ of each sample a draw from the same
+    Gaussian, uncorrelated with those of the others, at the price of a second product in place of
+    a kernel per sample. The bias has no posterior, as in uncertainty-baselines.
+
+    The prior N(W̄, prior_std²) has the posterior's mean: the divergence sees σ only.
+
+    Args:
+        layer: the convolution or dense layer whose kernel becomes W̄.
+        std: where σ starts.
+        prior_std: the prior's standard deviation.
+    """
+
+    def __init__(self, layer: KernelLayer, std: float, prior_std: float) -> None:
+        super().__init__()
+        self.mean = layer
+        self.raw_std = initial_raw_std(layer.weight, std)
+        self.prior_std = prior_std
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean layer's output, and for each sample a perturbation of its own."""
+        num_inputs, num_outputs = num_channels(self.mean)
+        p, q = flips(x, num_inputs), flips(x, num_outputs)
+        delta = F.softplus(self.raw_std) * torch.randn_like(self.raw_std)
+        y: Tensor = self.mean(x)
+        flipped = with_kernel(self.mean, x * over_channels(self.mean, p, x), delta)
+        return y + flipped * over_channels(self.mean, q, flipped)
+
+    def kl(self) -> Tensor:
+        """Σ log(s₀/σ) + σ² / 2s₀² − ½."""
+        std = F.softplus(self.raw_std)
+        return kl_of_gaussians(torch.zeros_like(std), std, self.prior_std)
+
+    def undecayed(self) -> tuple[Tensor, ...]:
+        """The parameters of the posterior, W̄ and ρ."""
+        return self.mean.weight, self.raw_std
+
+
+def flips(x: Tensor, num_channels: int) -> Tensor:
+    """±1 with equal probability, (batch, channels)."""
+    return torch.where(torch.rand(x.shape[0], num_channels, device=x.device) < 0.5, -1.0, 1.0)
+
+
+@final
+class AnnealedKL(nn.Module):
+    """min(1, t / T) · KL / N, t samples seen of the T that annealing takes (Bowman et al. 2016).
+
+    N and t are counted by stages and are buffers, so that a run that continues goes on from there.
+
+    Args:
+        epochs: after how many epochs of training the divergence counts in full.
+    """
+
+    num_train: Tensor
+    num_seen: Tensor
+
+    def __init__(self, epochs: int) -> None:
+        super().__init__()
+        self.epochs = epochs
+        self.register_buffer("num_train", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("num_seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, network: nn.Module) -> Tensor:
+        """What the posteriors in `network` add to the mean loss of a sample."""
+        parts = [part.kl() for part in network.modules() if isinstance(part, Variational)]
+        return self.weight() * torch.stack(parts).sum() / self.num_train
+
+    def weight(self) -> Tensor:
+        """min(1, t / T)."""
+        return (self.num_seen / (self.epochs * self.num_train)).clamp_max(1.0)
+
+    def count(self) -> Estimate:
+        """The stage before training: N."""
+        return Estimate("count", num_samples, lambda total: self._set(total["count"]))
+
+    def after_step(self) -> Estimate:
+        """The estimate after a step of training: t grows by the batch."""
+        return Estimate("progress", num_samples, lambda total: self._advance(total["count"]))
+
+    def _set(self, count: Tensor) -> None:
+        self.num_train.copy_(count)
+        self.num_seen.zero_()
+
+    def _advance(self, count: Tensor) -> None:
+        self.num_seen.add_(count)
+
+
+def num_samples(batch: Batch) -> Values:
+    """How many samples a batch has."""
+    return {"count": torch.tensor(len(batch.y), device=batch.y.device)}
+
+
+# They call their parts in a row, or leave it to their owner: no code of their own.
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+@final
+class MonteCarloDropout(nn.Module):
+    """h ⊙ b / (1 − rate) with a fresh b ~ Bernoulli(1 − rate) for every value, in both modes."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, h: Tensor) -> Tensor:
+        """What is left of `h`, the same in the mean."""
+        return F.dropout(h, self.rate, training=True)
+
+    def extra_repr(self) -> str:
+        """The rate, where the network is printed."""
+        return f"rate={self.rate}"
+
+
+def add_dropout(network: nn.Module, rate: float) -> list[str]:
+    """Put dropout behind the first weight layer of every block; returns the names of the layers.
+
+    Blocks are the innermost modules with code of their own that hold weight layers: the residual
+    blocks of a ResNet, whose dropout is thus that of Zagoruyko & Komodakis 2016. A network
+    without any, such as an MLP in `nn.Sequential`, has dropout behind all weight layers, which
+    is before all but the first (Gal & Ghahramani 2016). The network changes in place.
+    """
+    if any(isinstance(module, MonteCarloDropout) for module in network.modules()):
+        raise UserError(f"{type(network).__name__} has its dropout already: pass a fresh encoder")
+    weighted = [m for m in network.modules() if isinstance(m, WEIGHT_LAYERS)]
+    if not weighted:
+        raise UserError(
+            f"{type(network).__name__} has no linear layer and no convolution to put dropout behind"
+        )
+    places = set(_first_layers_of_blocks(network) or weighted)
+
+    def rule(name: str, layer: nn.Module) -> nn.Module | None:
+        if layer not in places:
+            return None
+        return nn.Sequential(OrderedDict(layer=layer, dropout=MonteCarloDropout(rate)))
+
+    return replace_layers(network, rule)
+
+
+def _first_layers_of_blocks(network: nn.Module) -> list[nn.Module]:
+    first = {
+        module: next((m for m in module.children() if isinstance(m, WEIGHT_LAYERS)), None)
+        for module in network.modules()
+        if module is not network and not isinstance(module, CONTAINERS)
+    }
+    blocks = {module: layer for module, layer in first.items() if layer is not None}
+    innermost = (b for b in blocks if not any(m in blocks for m in b.modules() if m is not b))
+    return [blocks[block] for block in innermost]

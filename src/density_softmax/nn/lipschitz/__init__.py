@@ -1,0 +1,1 @@
+"""Lipschitz constants of encoders: penalties, constraints and bounds."""

@@ -1,0 +1,1 @@
+"""From logits to probabilities: heads, temperatures, scales and averages."""

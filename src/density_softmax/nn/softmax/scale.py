@@ -1,0 +1,383 @@
+"""From log densities to factors in (0, 1]: modules whose constants are buffers.
+
+Every scale is monotone in the log density. Those that can reach 1 on typical data and 0 far
+away keep both halves of Theorem 1; `max` and `range` are the paper's and its code's.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from density_softmax.config import ConfigError, Family
+from density_softmax.nn.execution import at_least_float32, full_precision
+from density_softmax.nn.softmax.head import fit_temperature, nll_of_logits
+
+__all__ = [
+    "AveragedRangeScale",
+    "ConstantScale",
+    "MaxScale",
+    "QuantileScale",
+    "RangeScale",
+    "Scale",
+    "ScaleConfig",
+    "TemperatureScale",
+]
+
+# No budget pays for more than a temperature of e² times the best one.
+LARGEST_LOG_TEMPERATURE = 2.0
+
+
+class Scale(nn.Module, ABC):
+    """log p(z) ↦ factor in (0, 1].
+
+    Attributes:
+        fitted_on: which data the constants come from.
+    """
+
+    fitted_on: ClassVar[Literal["train", "heldout"]]
+
+    def forward(self, log_prob: Tensor) -> Tensor:
+        """The factor of each sample; never 0, so that it stays in (0, 1]."""
+        with full_precision(log_prob):
+            factor = self.log_factor(at_least_float32(log_prob)).exp()
+            return factor.clamp(torch.finfo(torch.float32).tiny, 1.0)
+
+    @abstractmethod
+    def log_factor(self, log_prob: Tensor) -> Tensor:
+        """The logarithm of the factor, before the factor is clamped to (0, 1]."""
+
+    @abstractmethod
+    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+        """Set the constants from in-domain data; returns the temperature that goes with them."""
+
+
+class ScaleConfig(Family, ABC):
+    """The family of scales."""
+
+    @abstractmethod
+    def build(self) -> Scale:
+        """A scale whose constants are not yet fitted."""
+
+
+@final
+class ConstantScale(Scale):
+    """The same factor for every input: a temperature, and no knowledge of the density."""
+
+    fitted_on = "train"
+
+    @dataclass(frozen=True)
+    class Config(ScaleConfig, kind="constant"):
+        """The factor; 1 leaves the softmax as it is."""
+
+        factor: float = 1.0
+
+        def __post_init__(self) -> None:
+            """Reject what is no factor."""
+            if not 0 < self.factor <= 1:
+                raise ConfigError(f"factor={self.factor}: choose one above 0 and up to 1")
+
+        def build(self) -> ConstantScale:
+            """Nothing is left to be fitted."""
+            return ConstantScale(self.factor)
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.constant = math.log(factor)
+
+    def log_factor(self, log_prob: Tensor) -> Tensor:
+        """The same everywhere."""
+        return torch.full_like(log_prob, self.constant)
+
+    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+        """Nothing to do."""
+        return 1.0
+
+
+@final
+class TemperatureScale(Scale):
+    """1 everywhere: what is left is temperature scaling, the control without a density.
+
+    A decay that may cost some in-domain likelihood is to be compared with a temperature that may:
+    with a budget, it is the highest whose held-out NLL stays within that of the best one.
+    """
+
+    fitted_on = "heldout"
+
+    @dataclass(frozen=True)
+    class Config(ScaleConfig, kind="temperature"):
+        """The budget.
+
+        Attributes:
+            budget: held-out NLL in nats that may be given up in-domain.
+        """
+
+        budget: float = 0.0
+
+        def __post_init__(self) -> None:
+            """Reject what is no budget."""
+            _check_budget(self.budget)
+
+        def build(self) -> TemperatureScale:
+            """Only the temperature is left to be fitted."""
+            return TemperatureScale(self.budget)
+
+    def __init__(self, budget: float = 0.0) -> None:
+        super().__init__()
+        self.budget = budget
+
+    def log_factor(self, log_prob: Tensor) -> Tensor:
+        """Zero."""
+        return torch.zeros_like(log_prob)
+
+    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+        """The temperature alone."""
+        best = fit_temperature(logits, y)
+        if self.budget == 0:
+            return best
+
+        def cost(decay: float) -> float:
+            return nll_of_logits(math.exp(-decay) * logits / best, y)
+
+        return best * math.exp(sharpest_decay(cost, self.budget, largest=LARGEST_LOG_TEMPERATURE))
+
+
+@final
+class MaxScale(Scale):
+    """exp(log p − max log p): Algorithm 2 in the log domain."""
+
+    fitted_on = "train"
+    largest: Tensor
+
+    @dataclass(frozen=True)
+    class Config(ScaleConfig, kind="max"):
+        """Nothing to choose."""
+
+        def build(self) -> MaxScale:
+            """An unfitted scale."""
+            return MaxScale()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(()))
+
+    def log_factor(self, log_prob: Tensor) -> Tensor:
+        """log p − max log p over the training data."""
+        return log_prob - self.largest
+
+    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+        """The largest training log density."""
+        self.largest.copy_(log_prob.max())
+        return 1.0
+
+
+@final
+class RangeScale(Scale):
+    """exp(low + (high − low)(log p − min)/(max − min)): the rule of the paper's code."""
+
+    fitted_on = "train"
+    smallest: Tensor
+    largest: Tensor
+
+    @dataclass(frozen=True)
+    class Config(ScaleConfig, kind="range"):
+        """The range of log factors on the training data.
+
+        Attributes:
+            low: that of the least likely training sample (CIFAR-10: −.55).
+            high: that of the likeliest (CIFAR-10: −.45).
+            averaged: give every input the mean factor of the training data, which shows how much
+                of the rule is a constant temperature.
+        """
+
+        low: float = -0.55
+        high: float = -0.45
+        averaged: bool = False
+
+        def __post_init__(self) -> None:
+            """Reject a range that leaves (0, 1] or is upside down."""
+            if not self.low < self.high <= 0:
+                raise ConfigError(f"scale range [{self.low}, {self.high}]: need low < high <= 0")
+
+        @property
+        def middle(self) -> float:
+            """The factor half-way through the range, exp(½(low + high)).
+
+            The mean over the training data lies in the range too, above the middle where a few
+            unlikely samples set its lower end: .63 in place of .61 on CIFAR-10.
+            """
+            return math.exp((self.low + self.high) / 2)
+
+        def build(self) -> Scale:
+            """An unfitted scale."""
+            return AveragedRangeScale(self) if self.averaged else RangeScale(self)
+
+    def __init__(self, config: Config | None = None) -> None:
+        super().__init__()
+        config = config or RangeScale.Config()
+        self.low, self.high = config.low, config.high
+        self.register_buffer("smallest", torch.zeros(()))
+        self.register_buffer("largest", torch.ones(()))
+
+    def log_factor(self, log_prob: Tensor) -> Tensor:
+        """The log density, moved linearly into the range."""
+        width = (self.largest - self.smallest).clamp_min(torch.finfo(torch.float32).eps)
+        share = (log_prob - self.smallest) / width
+        return self.low + (self.high - self.low) * share
+
+    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+        """The extremes of the training log density."""
+        # Finite where the density underflowed: all else is then at the top of the range.
+        self.smallest.copy_(log_prob.min().clamp_min(torch.finfo(torch.float32).min))
+        self.largest.copy_(log_prob.max())
+        return 1.0
+
+
+@final
+class AveragedRangeScale(Scale):
+    """The mean factor of the range scale, for every input: a temperature in its place."""
+
+    fitted_on = "train"
+    mean: Tensor
+
+    def __init__(self, config: RangeScale.Config) -> None:
+        super().__init__()
+        self.range = RangeScale(config)
+        self.register_buffer("mean", torch.ones(()))
+
+    def log_factor(self, log_prob: Tensor) -> Tensor:
+        """The same everywhere."""
+        return self.mean.log().expand_as(log_prob)
+
+    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+        """The range, then the mean over the training data."""
+        temperature = self.range.fit(log_prob, logits, y)
+        self.mean.copy_(self.range(log_prob).mean())
+        return temperature
+
+
+@final
+class QuantileScale(Scale):
+    """A decay in the surprise u = max(0, (q − log p) / IQR): exp(−c·((1+u)^a − 1)/a).
+
+    The shapes are a = 1, exponential, exp(−c·u); a → 0, power, (1+u)^(−c); and a = ¼ between them.
+
+    q and IQR are a quantile and the interquartile range of held-out log densities: data above q,
+    with a low quantile nearly all that are typical, keep the factor 1 exactly. The temperature is
+    that of temperature scaling, and the decay c the sharpest whose held-out NLL stays within
+    `budget` of it: in-domain likelihood alone says little about how fast to lose confidence
+    elsewhere, but it says what is affordable. A temperature refitted to the decay would win some of
+    it back, by sharpening all that looks typical, shifted data among it. A few held-out samples
+    below q cannot vouch for a very sharp decay, so `steepest` bounds it.
+
+    For the same budget a slower tail spends more of it on mild surprises, which is where corrupted
+    images are. With a > 0 the factor outruns any polynomial growth of the logits far away; the
+    power tail does so only if c > ½, where log p falls quadratically and the logits grow linearly.
+    """
+
+    fitted_on = "heldout"
+    threshold: Tensor
+    spread: Tensor
+    decay: Tensor
+
+    @dataclass(frozen=True)
+    class Config(ScaleConfig, kind="quantile"):
+        """The rule by which the constants are set.
+
+        Attributes:
+            quantile: q, the share of typical data that is treated as surprising.
+            budget: held-out NLL in nats that may be given up in-domain.
+            tail: the shape of the decay.
+            steepest: the most that a surprise of one interquartile range takes off log factors.
+        """
+
+        quantile: float = 0.05
+        budget: float = 0.005
+        tail: Literal["stretched", "exponential", "power"] = "stretched"
+        steepest: float = 1.0
+
+        def __post_init__(self) -> None:
+            """Reject what is no quantile and what is no budget."""
+            if not 0 < self.quantile < 1:
+                raise ConfigError(f"quantile={self.quantile}: choose one between 0 and 1")
+            _check_budget(self.budget)
+            if self.steepest <= 0:
+                raise ConfigError(f"steepest={self.steepest}: choose a number above 0")
+
+        def build(self) -> QuantileScale:
+            """An unfitted scale."""
+            return QuantileScale(self)
+
+    def __init__(self, config: Config | None = None) -> None:
+        super().__init__()
+        config = config or QuantileScale.Config()
+        self.quantile, self.budget, self.tail = config.quantile, config.budget, config.tail
+        # In units of c: what the tail makes of a surprise of 1.
+        self.largest_decay = config.steepest / self._stretch(torch.ones(())).item()
+        self.register_buffer("threshold", torch.zeros(()))
+        self.register_buffer("spread", torch.ones(()))
+        self.register_buffer("decay", torch.zeros(()))
+
+    def surprise(self, log_prob: Tensor) -> Tensor:
+        """How many interquartile ranges the log density lies below the quantile."""
+        surprise = (self.threshold - log_prob) / self.spread
+        # Finite where the density underflowed, because no decay times infinity is NaN.
+        return surprise.clamp(0.0, torch.finfo(torch.float32).max)
+
+    def log_factor(self, log_prob: Tensor) -> Tensor:
+        """−c times the surprise, stretched by the shape of the tail."""
+        return -self.decay * self._stretch(self.surprise(log_prob))
+
+    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+        """Quantiles and temperature first, then the sharpest affordable decay."""
+        low, lower, upper = torch.quantile(
+            log_prob.double(), log_prob.new_tensor([self.quantile, 0.25, 0.75]).double()
+        )
+        self.threshold.copy_(low)
+        self.spread.copy_((upper - lower).clamp_min(torch.finfo(torch.float32).eps))
+        stretched = self._stretch(self.surprise(log_prob))
+        temperature = fit_temperature(logits, y)
+
+        def cost(decay: float) -> float:
+            factor = torch.exp(-decay * stretched)[:, None]
+            return nll_of_logits(factor * logits / temperature, y)
+
+        self.decay.fill_(sharpest_decay(cost, self.budget, self.largest_decay))
+        return temperature
+
+    def _stretch(self, surprise: Tensor) -> Tensor:
+        if self.tail == "exponential":
+            return surprise
+        if self.tail == "power":
+            return surprise.log1p()
+        return ((1 + surprise) ** 0.25 - 1) / 0.25
+
+
+def _check_budget(budget: float) -> None:
+    if budget < 0:
+        raise ConfigError(f"budget={budget}: choose 0 or more nats")
+
+
+def sharpest_decay(cost: Callable[[float], float], budget: float, largest: float) -> float:
+    """The largest c whose cost is within `budget` of that of c = 0.
+
+    A scan finds the last affordable value, because the NLL may fall before it rises; bisection
+    then refines it.
+    """
+    allowed = cost(0.0) + budget
+    # Never 0: one far outlier in the data must not cost the limit far away.
+    grid = [1e-12, *(largest * 10 ** (-exponent / 4) for exponent in range(16, -1, -1))]
+    last = max((i for i, decay in enumerate(grid) if cost(decay) <= allowed), default=0)
+    if last == len(grid) - 1:
+        return grid[-1]
+    low, high = grid[last], grid[last + 1]
+    for _ in range(20):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if cost(middle) <= allowed else (low, middle)
+    return low

@@ -1,0 +1,40 @@
+"""Rows on disk: every figure the software reports, in one CSV format."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from density_softmax.files import StorageError, write_text
+from density_softmax.types import Row
+
+__all__ = ["read_rows", "write_rows"]
+
+def write_rows(file: Path, rows: Iterable[Row]) -> None:
+    """Write rows, replacing the file."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Row._fields)
+    writer.writerows(rows)
+    write_text(file, text.getvalue())
+
+
+def read_rows(file: Path) -> list[Row]:
+    """The rows of a file."""
+    if not file.is_file():
+        raise StorageError(f"{file}: no such file; is it a finished run?")
+    with file.open(encoding="utf-8", newline="") as lines:
+        reader = csv.reader(lines)
+        if tuple(next(reader, ())) != Row._fields:
+            raise StorageError(f"{file}: its header is not {','.join(Row._fields)}")
+        try:
+            return [_row(*line) for line in reader]
+        except (ValueError, TypeError) as error:
+            raise StorageError(f"{file}: a row cannot be read ({error})") from None
+
+
+def _row(
+    recipe: str, method: str, variant: str, seed: str, split: str, metric: str, value: str
+) -> Row:
+    return Row(recipe, method, variant, int(seed), split, metric, float(value))

@@ -1,0 +1,1 @@
+"""Serves exported models with numpy and onnxruntime; nothing here imports torch."""

@@ -1,0 +1,176 @@
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from density_softmax.errors import UserError
+from density_softmax.files import StorageError, load_tensors, save_tensors, write_text
+
+
+def assert_round_trip(path: Path, tensors: dict[str, Tensor]) -> None:
+    save_tensors(path, tensors, {"a": "b"})
+    loaded, metadata = load_tensors(path)
+    assert metadata == {"a": "b"}
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8],
+    ids=str,
+)
+def test_numbers_of_every_type_survive(tmp_path: Path, dtype: torch.dtype) -> None:
+    assert_round_trip(tmp_path / "t", {"x": torch.arange(6).view(2, 3).to(dtype)})
+
+
+def test_bools_scalars_and_empty_tensors_survive(tmp_path: Path) -> None:
+    tensors = {
+        "bool": torch.tensor([True, False]),
+        "scalar": torch.tensor(3.5),
+        "empty": torch.zeros(0, 4),
+        "empty too": torch.zeros(0),
+        "special": torch.tensor([float("inf"), -0.0]),
+    }
+    assert_round_trip(tmp_path / "t", tensors)
+
+
+def test_no_tensors_survive(tmp_path: Path) -> None:
+    assert_round_trip(tmp_path / "t", {})
+
+
+def test_tied_weights_are_written_under_every_name(tmp_path: Path) -> None:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = first.weight
+    assert_round_trip(tmp_path / "t", nn.ModuleList([first, second]).state_dict())
+
+
+def test_overlapping_views_survive(tmp_path: Path) -> None:
+    memory = torch.arange(10.0)
+    tensors = {"all": memory, "head": memory[:6], "tail": memory[4:], "odd": memory[1::2]}
+    assert_round_trip(tmp_path / "t", tensors)
+
+
+def test_gradients_are_left_behind(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "t", {"w": nn.Parameter(torch.ones(2))}, {})
+    assert not load_tensors(tmp_path / "t")[0]["w"].requires_grad
+
+
+def test_folders_on_the_way_are_created(tmp_path: Path) -> None:
+    write_text(tmp_path / "a" / "b" / "c.txt", "ü\n")
+    assert (tmp_path / "a" / "b" / "c.txt").read_text(encoding="utf-8") == "ü\n"
+
+
+def test_files_are_as_readable_as_any_other(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    save_tensors(tmp_path / "tensors", {"x": torch.ones(1)}, {})
+    modes = {(tmp_path / name).stat().st_mode for name in ("plain", "tensors")}
+    assert len(modes) == 1
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"nowhere\.safetensors: no such file"):
+        load_tensors(tmp_path / "nowhere.safetensors")
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("storage") / "whole"
+    save_tensors(path, {"x": torch.arange(5.0), "y": torch.ones(2, 2)}, {"a": "b"})
+    return path.read_bytes()
+
+
+def test_file_truncated_anywhere_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "cut.safetensors"
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(StorageError, match=r"cut\.safetensors: truncated .*delete it"):
+            load_tensors(path)
+
+
+@given(garbage=st.binary(max_size=200))
+def test_garbage_is_refused_by_name(
+    tmp_path_factory: pytest.TempPathFactory, garbage: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "garbage.safetensors"
+    path.write_bytes(garbage)
+    with pytest.raises(StorageError, match=r"garbage\.safetensors: .*not a safetensors file"):
+        load_tensors(path)
+
+
+def test_pickles_are_refused(tmp_path: Path) -> None:
+    torch.save({"x": torch.ones(2)}, tmp_path / "model.pt")
+    with pytest.raises(StorageError, match=r"model\.pt"):
+        load_tensors(tmp_path / "model.pt")
+
+
+def write_new_text(path: Path) -> None:
+    write_text(path, "new")
+
+
+def write_new_tensors(path: Path) -> None:
+    save_tensors(path, {"x": torch.ones(2)}, {})
+
+
+@pytest.mark.parametrize("write", [write_new_text, write_new_tensors])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_interrupted_writing_keeps_the_old_file_and_leaves_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write: Callable[[Path], None],
+    error: BaseException,
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise error
+
+    path = tmp_path / "file"
+    path.write_text("old")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises((KeyboardInterrupt, StorageError)):
+        write(path)
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_unwritable_tensors_keep_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> bytes:
+        raise RuntimeError("cannot be serialised")
+
+    path = tmp_path / "file"
+    path.write_text("old")
+    monkeypatch.setattr(safetensors.torch, "save", fail)
+    with pytest.raises(RuntimeError, match="cannot be serialised"):
+        write_new_tensors(path)
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_full_disk_is_reported_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StorageError, match=r"file: cannot be written .*No space left.*free some"):
+        write_new_tensors(tmp_path / "file")
+
+
+def test_file_in_the_place_of_a_folder_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(StorageError, match=r"file: cannot be written"):
+        write_text(tmp_path / "taken" / "file", "x")
+
+
+def test_storage_errors_are_the_users_to_cure() -> None:
+    assert issubclass(StorageError, UserError)
