@@ -5,21 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor, nn
+
 from density_softmax import metrics
+from density_softmax.data.sources import PartialSource
+from density_softmax.engine.passes import collect
 from density_softmax.engine.runtime import name_device
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.nn.lipschitz.bounds import lower_bound, upper_bound
-from density_softmax.types import Prediction
-from lightning_fabric import Fabric
-from density_softmax.data.sources import PartialSource
-from density_softmax.engine.passes import collect
 from density_softmax.runs.run import RunDirectory
-from density_softmax.types import Source, Split
+from density_softmax.types import Prediction, Source, Split
 
-__all__ = ["CONTENDERS", "METRICS", "cost_metrics", "detection_metrics", "keep_features", "label_metrics", "latency_conditions", "latency_metrics", "lipschitz_metrics", "mean_over_shifts", "thin", "training_sample"]
+__all__ = [
+    "CONTENDERS",
+    "METRICS",
+    "cost_metrics",
+    "detection_metrics",
+    "keep_features",
+    "label_metrics",
+    "latency_conditions",
+    "latency_metrics",
+    "lipschitz_metrics",
+    "mean_over_shifts",
+    "thin",
+    "training_sample",
+]
 
 # Latency is measured with each of these batch sizes, in so many rounds.
 BATCH_SIZES, ROUNDS = (1, 32), 30

@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
 import torch
 from torch import Tensor
+
 from density_softmax.config import places
 from density_softmax.data.sources import DataConfig
 from density_softmax.engine.checkpoints import Epoch
 from density_softmax.engine.runtime import EngineConfig
 from density_softmax.errors import UserError
-from density_softmax.runs.rows import read_rows, write_rows
 from density_softmax.files import StorageError, load_tensors, save_tensors, write_text
+from density_softmax.runs.rows import read_rows, write_rows
 from density_softmax.types import Prediction, Row
 from density_softmax.version import __version__
 

@@ -1,0 +1,1 @@
+"""Runs on disk: what a recipe and a seed became."""
