@@ -245,7 +245,7 @@ def test_an_interrupt_says_how_to_continue(monkeypatch, capsys):
     def interrupted(what):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("density_softmax.cli.listing.listing", interrupted)
+    monkeypatch.setattr("density_softmax.cli.experiments.listing", interrupted)
     assert call(monkeypatch, "list", "methods") == 130
     assert capsys.readouterr().err.startswith("interrupted: a run continues with --resume")
 

@@ -18,6 +18,7 @@ from density_softmax.engine.inspection import InspectedSource, Inspection
 from density_softmax.engine.passes import collect, num_batches, total
 from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import EngineConfig, PeakMemory, derive_seed, start
+from density_softmax.engine.stage_cache import StageCache
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.training import Estimate, Stage, Train, Values
@@ -38,9 +39,10 @@ def fit(
     fabric: Fabric | None = None,
     identity: Mapping[str, Any] | None = None,
     features: Mapping[str, ArraySource] | None = None,
+    stages: StageCache | None = None,
     progress: bool = True,
 ) -> Checkpoints:
-    """Train `method` through all of its stages.
+    """Train a method through all of its stages.
 
     Args:
         method: what to train, in place.
@@ -53,6 +55,7 @@ def fit(
         fabric: a launched Fabric to use in place of a new one.
         identity: what makes this run itself; another run's directory is refused.
         features: of `train` and `heldout`, if they have been computed before.
+        stages: where to look for stages that another run has finished.
         progress: draw progress bars.
 
     Returns:
@@ -71,7 +74,7 @@ def fit(
     with torch.random.fork_rng(cuda), Bars(progress and fabric.is_global_zero) as bars:
         inspection = sources["train"].inspection
         setting = Setting(fabric, method, seed, engine, checkpoints, bars, inspection)
-        run_stages(setting, sources, features or {})
+        run_stages(setting, sources, features or {}, stages)
     method.eval()
     return checkpoints
 
@@ -100,9 +103,19 @@ def inspected(method: Any, train: Any, heldout: Any) -> dict[str, InspectedSourc
 
 
 def run_stages(
-    setting: Setting, sources: Mapping[str, Source], features: Mapping[str, ArraySource]
+    setting: Setting,
+    sources: Mapping[str, Source],
+    features: Mapping[str, ArraySource],
+    shared: StageCache | None = None,
 ) -> None:
-    """All stages that are not finished, in order."""
+    """Run all stages that are not finished, in order.
+
+    Args:
+        setting: what the stages of the run share.
+        sources: the data by split, `train` and `heldout`.
+        features: of both, if they have been computed before.
+        shared: where to look for stages that another run has finished.
+    """
     method, fabric, checkpoints = setting.method, setting.fabric, setting.checkpoints
     checkpoints.restore(method)
     fabric.to_device(method)
@@ -111,12 +124,33 @@ def run_stages(
     stages = method.stages()[finished:]
     check_trainable(stages)
     for number, stage in enumerate(stages, finished):
-        memory = PeakMemory(fabric.device)
-        seconds = run_stage(setting, number, stage, sources, cache)
-        peak = memory.megabytes()
-        fabric.barrier()
-        checkpoints.finish(method, stage.name, seconds, peak)
+        if shared is None:
+            _finish_stage(setting, number, stage, sources, cache)
+            continue
+        digest = shared.digest(method, setting.seed, number, stage)
+        with shared.reserved(fabric, digest):
+            if not shared.take_over(fabric, digest, stage, method, checkpoints):
+                _finish_stage(setting, number, stage, sources, cache)
+                if checkpoints.writer and checkpoints.directory is not None:
+                    shared.add(digest, checkpoints.directory, stage)
+            elif _trains_encoder(stage):
+                cache.clear()
     cache.clear()
+
+
+def _finish_stage(
+    setting: Setting, number: int, stage: Stage, sources: Mapping[str, Source], cache: FeatureCache
+) -> None:
+    """Run a stage and record what it left and cost."""
+    memory = PeakMemory(setting.fabric.device)
+    seconds = run_stage(setting, number, stage, sources, cache)
+    peak = memory.megabytes()
+    setting.fabric.barrier()
+    setting.checkpoints.finish(setting.method, stage.name, seconds, peak)
+
+
+def _trains_encoder(stage: Stage) -> bool:
+    return isinstance(stage, Train) and stage.on == "inputs"
 
 
 def run_stage(
@@ -140,7 +174,7 @@ def run_stage(
     with only_trainable(setting.method, stage):
         descender = Descender(setting, number, stage, data[stage.split], data["heldout"], spent)
         seconds = descender.run()
-    if stage.on == "inputs":
+    if _trains_encoder(stage):
         cache.clear()
     return seconds
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +20,21 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import distributed
 
 from density_softmax.config import ConfigError, at_least, place
+from density_softmax.errors import UserError
+from density_softmax.version import __version__
 
-__all__ = ["EngineConfig", "PeakMemory", "derive_seed", "is_first_process", "name_device", "start"]
+__all__ = [
+    "EngineConfig",
+    "PeakMemory",
+    "derive_seed",
+    "describe_environment",
+    "is_first_process",
+    "name_device",
+    "on_first_process",
+    "start",
+]
 
+PACKAGES = ("torch", "lightning-fabric", "numpy", "scikit-learn", "safetensors")
 MEGABYTE = 2**20
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -96,6 +112,24 @@ def is_first_process() -> bool:
     return not several or distributed.get_rank() == 0
 
 
+def on_first_process(fabric: Fabric, action: Callable[[], object]) -> None:
+    """Let one process act; all of them wait for it, and learn of a refusal.
+
+    Args:
+        fabric: the processes.
+        action: what the first of them does.
+    """
+    refusal = None
+    if fabric.is_global_zero:
+        try:
+            action()
+        except UserError as error:
+            refusal = str(error)
+    refusal = fabric.broadcast(refusal)
+    if refusal is not None:
+        raise UserError(refusal)
+
+
 def derive_seed(*keys: int) -> int:
     """A seed from a tuple of numbers.
 
@@ -145,3 +179,16 @@ class PeakMemory:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak * (1 if sys.platform == "darwin" else 1024) / MEGABYTE
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions and hardware, for whoever wants to repeat a run."""
+    return {
+        "density-softmax": __version__,
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }

@@ -6,37 +6,23 @@ import csv
 import io
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from density_softmax.files import write_text
 from density_softmax.grid.jobs import Engine, Job, Outcome
 
-__all__ = ["Board", "Donor", "Entry", "State", "Watcher", "execute"]
+__all__ = ["Board", "Entry", "State", "Watcher", "execute"]
 
 State = Literal["waiting", "running", "done", "failed"]
 
 FIELDS = ("cell", "state", "seconds", "error", "log")
 # Seconds between two looks at the jobs.
 TICK = 0.5
-
-
-class Donor(NamedTuple):
-    """A job that spares another some work, once it has come far enough.
-
-    Attributes:
-        name: what it is called.
-        is_ready: whether it has come far enough.
-        words: what the other is then told in addition.
-    """
-
-    name: str
-    is_ready: Callable[[], bool]
-    words: tuple[str, ...]
 
 
 @dataclass
@@ -48,8 +34,6 @@ class Entry:
         line: where it stands in a table, the method and variant.
         column: likewise, the seed.
         needs: names of the jobs that have to be done before.
-        donors: jobs one of which is to help it. It waits for the first to be ready, as long as
-            any of them may become so, and if none does it goes without.
         state: how far it is.
         seconds: how long it took; None if that is not known.
         error: why it failed.
@@ -61,7 +45,6 @@ class Entry:
     line: str
     column: str
     needs: tuple[str, ...] = ()
-    donors: tuple[Donor, ...] = ()
     state: State = "waiting"
     seconds: float | None = None
     error: str = ""
@@ -147,8 +130,8 @@ def execute(board: Board, engine: Engine, watcher: Watcher) -> None:
     while True:
         changed = _fail_without_needs(board)
         free = None if engine.capacity is None else engine.capacity - len(futures)
-        for entry, job in list(islice(_startable(board, submitted), free)):
-            futures[engine.submit(job)] = entry
+        for entry in list(islice(_startable(board, submitted), free)):
+            futures[engine.submit(entry.job)] = entry
             submitted.add(entry.name)
         changed += _notice_begun(futures.values())
         _report(board, watcher, changed)
@@ -158,24 +141,12 @@ def execute(board: Board, engine: Engine, watcher: Watcher) -> None:
         _report(board, watcher, [_conclude(futures.pop(future), future) for future in ended])
 
 
-def _startable(board: Board, submitted: set[str]) -> Iterator[tuple[Entry, Job]]:
-    """What can be given to an engine now, in order, and as which job."""
-    states = {entry.name: entry.state for entry in board.entries}
+def _startable(board: Board, submitted: set[str]) -> Iterator[Entry]:
+    """What can be given to an engine now, in order."""
+    done = {entry.name for entry in board.having("done")}
     for entry in board.having("waiting"):
-        job = None if entry.name in submitted else _job_now(entry, states)
-        if job is not None:
-            yield entry, job
-
-
-def _job_now(entry: Entry, states: Mapping[str, State]) -> Job | None:
-    """The job of an entry, with the help of a donor if one is ready; None if it has to wait."""
-    if any(states.get(name) != "done" for name in entry.needs):
-        return None
-    donor = next((donor for donor in entry.donors if donor.is_ready()), None)
-    if donor is not None:
-        return replace(entry.job, words=(*entry.job.words, *donor.words))
-    may_come = any(states.get(donor.name) in ("waiting", "running") for donor in entry.donors)
-    return None if may_come else entry.job
+        if entry.name not in submitted and done.issuperset(entry.needs):
+            yield entry
 
 
 def _fail_without_needs(board: Board) -> list[Entry]:

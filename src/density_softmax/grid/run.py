@@ -9,12 +9,13 @@ from typing import NamedTuple
 from rich.console import Console
 
 from density_softmax.engine import EngineConfig
-from density_softmax.grid.board import Board, Donor, Entry, State, execute
+from density_softmax.grid.board import Board, Entry, State, execute
 from density_softmax.grid.jobs import Engine, Job
-from density_softmax.grid.latency import drop_latencies, have_met
-from density_softmax.grid.plan import Cell, find_donors
+from density_softmax.grid.latency import drop_latencies, were_timed_together
+from density_softmax.grid.plan import Cell
 from density_softmax.grid.view import GridView
 from density_softmax.report import write_report
+from density_softmax.runs.run import Run
 
 __all__ = ["Finished", "entry_of", "run_grid"]
 
@@ -37,36 +38,37 @@ def run_grid(cells: Sequence[Cell], out: Path, engine: Engine, console: Console)
     """Run the cells that are not finished, measure latencies, and report on all that are.
 
     Called again, it continues: whatever is finished stays as it is.
+
+    Args:
+        cells: the plan.
+        out: the folder of the grid.
+        engine: runs the jobs.
+        console: where progress is shown.
     """
-    donors = find_donors(cells)
-    entries = [entry_of(cell, out, donors[cell.name]) for cell in cells]
-    board = Board(entries, out / "cells.csv", engine.capacity)
-    with GridView(cells[0].recipe.name, console) as view:
+    board = Board([entry_of(cell, out) for cell in cells], out / "cells.csv", engine.capacity)
+    with GridView(cells[0].run.recipe.name, console) as view:
         try:
             execute(board, engine, view)
-            runs = [cell for cell in cells if cell.member is None and cell.is_finished()]
-            for cell in runs:
-                cell.settle()
+            runs = [cell.run for cell in cells if cell.member is None and cell.is_finished()]
+            for run in runs:
+                run.claim(resume=True)  # the data may have moved since it was made
             _time(runs, out, board, engine, view)
         finally:
             engine.stop()
-    page = write_report([cell.path for cell in runs], out / "report") if runs else None
+    page = write_report([run.path for run in runs], out / "report") if runs else None
     return Finished(board.entries, page)
 
 
-def entry_of(cell: Cell, out: Path, donors: Sequence[Cell] = ()) -> Entry:
+def entry_of(cell: Cell, out: Path) -> Entry:
     """The job of a cell, done already if its directory says so.
 
-    Its first stage is taken over from one of the donors, if any of them finishes it.
+    Args:
+        cell: one run of the grid, or a member of one.
+        out: the folder of the grid.
     """
-    job = _job(cell.name, cell.command(), cell.recipe.engine, out)
-    members = range(len(cell.recipe.method.parts())) if cell.member is None else ()
-    needs = tuple(f"{cell.name}-member{number}" for number in members)
+    job = _job(cell.name, cell.command(), cell.run.recipe.engine, out)
     state: State = "done" if cell.is_finished() else "waiting"
-    helpers = (
-        Donor(each.name, each.has_first_stage, ("--from", str(each.path))) for each in donors
-    )
-    return Entry(job, cell.line, f"seed {cell.seed}", needs, tuple(helpers), state)
+    return Entry(job, cell.run.line, f"seed {cell.run.seed}", cell.needs, state)
 
 
 def _job(name: str, words: tuple[str, ...], engine: EngineConfig, out: Path) -> Job:
@@ -81,22 +83,23 @@ def _job(name: str, words: tuple[str, ...], engine: EngineConfig, out: Path) -> 
     )
 
 
-def _time(runs: Sequence[Cell], out: Path, board: Board, engine: Engine, view: GridView) -> None:
+def _time(runs: Sequence[Run], out: Path, board: Board, engine: Engine, view: GridView) -> None:
     """Time all methods and variants in turn, by the runs with the lowest seeds.
 
     What the other runs measured by themselves is removed.
     """
-    chosen: dict[str, Cell] = {}
-    for cell in runs:
-        chosen.setdefault(cell.line, cell)
-    paths = [cell.path for cell in chosen.values()]
-    if not paths:
+    chosen: dict[str, Run] = {}
+    for run in runs:
+        chosen.setdefault(run.line, run)
+    timed = list(chosen.values())
+    if not timed:
         return
-    job = _job(LATENCY, (LATENCY, *map(str, paths)), runs[0].recipe.engine, out)
-    state: State = "done" if have_met(paths) else "waiting"
-    board.add(Entry(job, LATENCY, f"seed {runs[0].seed}", state=state))
+    words = (LATENCY, *(str(run.path) for run in timed))
+    job = _job(LATENCY, words, timed[0].recipe.engine, out)
+    state: State = "done" if were_timed_together(timed) else "waiting"
+    board.add(Entry(job, LATENCY, f"seed {timed[0].seed}", state=state))
     execute(board, engine, view)
-    if have_met(paths):
-        for cell in runs:
-            if cell.path not in paths:
-                drop_latencies(cell.path)
+    if were_timed_together(timed):
+        for run in runs:
+            if run not in timed:
+                drop_latencies(run)
