@@ -14,10 +14,10 @@ from rich.table import Table
 from density_softmax import benchmark
 from density_softmax.data import CATALOG, Toy
 from density_softmax.errors import UserError
+from density_softmax.grid.board import Finished, run_grid
 from density_softmax.grid.jobs import Engine, LocalEngine, RayEngine
 from density_softmax.grid.latency import measure_latencies
 from density_softmax.grid.plan import choose_methods, plan
-from density_softmax.grid.run import Finished, run_grid
 from density_softmax.methods import MethodConfig
 from density_softmax.recipes import RECIPES, prepare
 from density_softmax.recipes.ablations import ABLATIONS

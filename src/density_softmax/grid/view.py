@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -12,7 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from density_softmax.grid.board import Board, Entry
+if TYPE_CHECKING:
+    from density_softmax.grid.board import Board, Entry
 
 __all__ = ["GridView", "duration"]
 

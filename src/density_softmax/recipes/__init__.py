@@ -1,6 +1,7 @@
 """Recipes: functions that return everything a run needs. `RECIPES` is their registry."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from density_softmax.config import ConfigError, override
 from density_softmax.recipes.cifar import cifar10, cifar10_small, cifar100
@@ -28,12 +29,13 @@ def get_recipe(name: str, method: str = "density_softmax") -> Recipe:
     return RECIPES[name](method)
 
 
-def prepare(name: str, method: str, changes: Sequence[str] = ()) -> Recipe:
+def prepare(name: str, method: str, changes: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
     """A recipe with the settings of a method, and changes to them.
 
     Args:
         name: of the recipe.
         method: the registry key of the method.
-        changes: `path=value` texts, e.g. `method.scale=max`.
+        changes: `path=value` texts, e.g. `method.scale=max`, or JSON values by path.
     """
-    return override(get_recipe(name, method), *changes)
+    recipe = get_recipe(name, method)
+    return override(recipe, changes) if isinstance(changes, Mapping) else override(recipe, *changes)

@@ -33,12 +33,14 @@ __all__ = [
     "check_roles",
     "detection_metrics",
     "evaluate_splits",
+    "keep_features",
     "label_metrics",
     "latency_conditions",
     "latency_metrics",
     "mean_over_shifts",
     "merge_rows",
     "own_cost",
+    "subsample",
     "training_cost",
     "untrained_reference",
 ]
@@ -101,7 +103,7 @@ def evaluate_splits(fabric: Fabric, run: Run, method: Method, progress: bool = T
         progress: draw a progress bar.
     """
     found, inside, size = Found(), None, run.recipe.engine.predict_batch_size
-    training = Split("train", "surface", _subsample(run.data.train, NUM_TRAINING))
+    training = Split("train", "surface", subsample(run.data.train, NUM_TRAINING))
     splits = (*run.data.splits, training)
     with Bars(progress and fabric.is_global_zero) as bars:
         bar = bars.add("predict", sum(num_batches(len(s.source), size) for s in splits))
@@ -110,7 +112,7 @@ def evaluate_splits(fabric: Fabric, run: Run, method: Method, progress: bool = T
             prediction, labels = predict(fabric, method, split.source, size, tick=bar.advance)
             if fabric.is_global_zero:
                 run.save_prediction(split.name, prediction, labels)
-            _keep_features(fabric, run, method, split)
+            keep_features(fabric, run, method, split)
             inside = prediction if split.role == "iid" else inside
             found[split.name] = _split_metrics(split, prediction, labels, inside)
     return found
@@ -208,17 +210,26 @@ def check_roles(run: Run, rows: Sequence[Row], splits: Sequence[Split]) -> None:
             )
 
 
-def _subsample(source: Source, num_samples: int) -> Source:
-    """At most so many samples, spread evenly over a source."""
+def subsample(source: Source, num_samples: int) -> Source:
+    """Some samples of a source, spread evenly over it.
+
+    Args:
+        source: where they are from.
+        num_samples: how many at most.
+    """
     if len(source) <= num_samples:
         return source
     return PartialSource(source, [n * len(source) // num_samples for n in range(num_samples)])
 
 
-def _keep_features(fabric: Fabric, run: Run, method: Method, split: Split) -> None:
+def keep_features(fabric: Fabric, run: Run, method: Method, split: Split) -> None:
     """Keep features of the in-domain split and of the mapped shift.
 
-    Only of a method that learns from features: to others they may not mean one row per sample.
+    Args:
+        fabric: where the method is.
+        run: gets the features.
+        method: one that learns from features; others may not have one row per sample.
+        split: the split.
     """
     read = not method.parts() and any(stage.on == "features" for stage in method.stages())
     if not read or not (split.role == "iid" or split.name.endswith(MAPPED_SHIFT)):
@@ -227,7 +238,7 @@ def _keep_features(fabric: Fabric, run: Run, method: Method, split: Split) -> No
     def features(batch: Batch) -> dict[str, Tensor]:
         return {"z": method.features(batch.x).float(), "y": batch.y}
 
-    source = _subsample(split.source, NUM_FEATURES)
+    source = subsample(split.source, NUM_FEATURES)
     rows = collect(fabric, source, features, run.recipe.engine.predict_batch_size)
     if fabric.is_global_zero:
         run.save_features(split.name, rows["z"], rows["y"])
