@@ -41,7 +41,12 @@ class ConfigError(UserError):
 
 
 def at_least(settings: object, **bounds: float) -> None:
-    """Refuse a field that is below its bound; null is below nothing."""
+    """Refuse a field that is below its bound.
+
+    Args:
+        settings: a config.
+        bounds: by field, the smallest value allowed; None is never too small.
+    """
     for name, bound in bounds.items():
         value = getattr(settings, name)
         if value is not None and value < bound:
@@ -49,17 +54,29 @@ def at_least(settings: object, **bounds: float) -> None:
 
 
 def place(default: Any) -> Any:
-    """A field that says where to compute or to read, not what: it names no variant of a result."""
+    """A field that says where to compute or to read, not what: it names no variant of a result.
+
+    Args:
+        default: its default.
+    """
     return dataclasses.field(default=default, metadata={"place": True})
 
 
 def places(config: Any) -> frozenset[str]:
-    """The names of these fields, of a config or of its class."""
+    """The names of the fields that say where to compute or read.
+
+    Args:
+        config: a config or its class.
+    """
     return frozenset(f.name for f in dataclasses.fields(config) if "place" in f.metadata)
 
 
 def without_places(config: C) -> C:
-    """A copy in which these fields have their defaults, also those of its parts."""
+    """A copy in which the fields that say where to compute or read have their defaults.
+
+    Args:
+        config: any config.
+    """
     new: dict[str, Any] = {}
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         value = getattr(config, field.name)
@@ -87,7 +104,11 @@ class Family:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A config as nested dictionaries of JSON values; family members carry their `kind`."""
+    """A config as nested dictionaries of JSON values; members of a family carry their `kind`.
+
+    Args:
+        config: any config.
+    """
     result: dict[str, Any] = {"kind": config.kind} if isinstance(config, Family) else {}
     for field in dataclasses.fields(config):
         result[field.name] = plain(getattr(config, field.name))
@@ -106,7 +127,13 @@ def plain(value: Any) -> Any:
 
 
 def from_dict(cls: type[C], values: Mapping[str, Any], path: str = "") -> C:
-    """The inverse of `to_dict`. Unknown and ill-typed entries raise with their path."""
+    """The inverse of `to_dict`.
+
+    Args:
+        cls: the class of the config, or its family.
+        values: as `to_dict` returns them. Unknown and ill-typed entries raise with their path.
+        path: where it stands in a larger config.
+    """
     values = dict(values)
     target: Any = cls
     if issubclass(cls, Family):

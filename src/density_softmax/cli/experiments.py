@@ -68,7 +68,19 @@ def run_benchmark(
     out: Path | None,
     console: Console,
 ) -> bool:
-    """Run the grid and print its results; returns whether every cell is finished."""
+    """Run the grid and print its results; returns whether every cell is finished.
+
+    Args:
+        recipe: its name.
+        methods: `all`, or names with commas between; None is all, or the ablated one.
+        num_seeds: seeds 0, 1, ..., N − 1.
+        engine: this machine, or a Ray cluster.
+        ablation: variants to compare.
+        changes: `path=value` texts.
+        jobs: cells at a time on this machine.
+        out: the folder of the grid.
+        console: where progress is shown.
+    """
     if methods is None:
         methods = "density_softmax" if ablation else "all"
     names = choose_methods(recipe, methods)
@@ -80,7 +92,12 @@ def run_benchmark(
 
 
 def run_latency(runs: Sequence[Path], console: Console) -> None:
-    """Measure the latency of runs in turn, and print what was written into their rows."""
+    """Measure the latency of runs in turn, and print what was written into their rows.
+
+    Args:
+        runs: directories of finished runs.
+        console: where the ratios are shown.
+    """
     table = Table("method", "variant", "metric", box=box.SIMPLE_HEAD)
     table.add_column("value", justify="right")
     for row in measure_latencies([Run.at(path) for path in runs]):
@@ -112,7 +129,11 @@ def _print(finished: Finished, folder: Path, console: Console) -> None:
 
 
 def listing(what: str) -> Table:
-    """A table of names with one line about each."""
+    """A table of names with one line about each.
+
+    Args:
+        what: methods, recipes, ablations, datasets or metrics.
+    """
     tables: dict[str, Callable[[], Mapping[str, str]]] = {
         "methods": lambda: {kind: _owner(member) for kind, member in MethodConfig.members.items()},
         "recipes": lambda: {name: _first_line(recipe) for name, recipe in RECIPES.items()},

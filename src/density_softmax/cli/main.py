@@ -314,11 +314,11 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        fail(str(error))
+        _fail(str(error))
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        fail("the disk is full: free some space and continue with --resume")
+        _fail("the disk is full: free some space and continue with --resume")
     except SystemExit as end:
         if end.code == INTERRUPTED:
             print(
@@ -328,7 +328,7 @@ def main() -> None:
         raise
 
 
-def fail(message: str) -> None:
+def _fail(message: str) -> None:
     """Print one line and leave with exit code 2."""
     print(f"density-softmax: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)

@@ -61,7 +61,7 @@ def fit(
     Returns:
         The record of the run: finished stages with their seconds, and every epoch.
     """
-    sources = inspected(method, train, heldout)
+    sources = _inspected(method, train, heldout)
     engine = engine or EngineConfig()
     fabric = fabric or start(engine)
     checkpoints = Checkpoints(
@@ -74,12 +74,12 @@ def fit(
     with torch.random.fork_rng(cuda), Bars(progress and fabric.is_global_zero) as bars:
         inspection = sources["train"].inspection
         setting = Setting(fabric, method, seed, engine, checkpoints, bars, inspection)
-        run_stages(setting, sources, features or {}, stages)
+        _run_stages(setting, sources, features or {}, stages)
     method.eval()
     return checkpoints
 
 
-def inspected(method: Any, train: Any, heldout: Any) -> dict[str, InspectedSource]:
+def _inspected(method: Any, train: Any, heldout: Any) -> dict[str, InspectedSource]:
     """The data of both splits, those in memory looked at, the others looked at as they are read.
 
     Two classes are needed where an encoder is trained. The held-out data are no training: they may
@@ -102,7 +102,7 @@ def inspected(method: Any, train: Any, heldout: Any) -> dict[str, InspectedSourc
     return sources
 
 
-def run_stages(
+def _run_stages(
     setting: Setting,
     sources: Mapping[str, Source],
     features: Mapping[str, ArraySource],
@@ -160,16 +160,23 @@ def run_stage(
 
     Features count for the stage that is the first to read them. A run that continues computes
     them again, and does not count them again.
+
+    Args:
+        setting: what the stages of the run share.
+        number: of the stage in the method.
+        stage: the stage.
+        sources: the data by split.
+        cache: the features of both splits.
     """
-    counted, spent = features_read(setting.method.stages()[:number]), 0.0
+    counted, spent = _features_read(setting.method.stages()[:number]), 0.0
     data = dict(sources)
-    for split in splits_read(stage) if stage.on == "features" else ():
+    for split in _splits_read(stage) if stage.on == "features" else ():
         began = time.perf_counter()
         data[split] = cache.source(split, sources[split], setting.bars)
         spent += 0.0 if split in counted else time.perf_counter() - began
     if isinstance(stage, Estimate):
         began = time.perf_counter()
-        estimate(setting, stage, data[stage.split])
+        _estimate(setting, stage, data[stage.split])
         return spent + time.perf_counter() - began
     with only_trainable(setting.method, stage):
         descender = Descender(setting, number, stage, data[stage.split], data["heldout"], spent)
@@ -179,23 +186,23 @@ def run_stage(
     return seconds
 
 
-def splits_read(stage: Stage) -> tuple[str, ...]:
+def _splits_read(stage: Stage) -> tuple[str, ...]:
     """What a stage learns from and, if it is trained, what it is monitored on."""
     return (stage.split, "heldout") if isinstance(stage, Train) else (stage.split,)
 
 
-def features_read(stages: Sequence[Stage]) -> set[str]:
+def _features_read(stages: Sequence[Stage]) -> set[str]:
     """The splits whose features some of these stages read, after any that trains the encoder."""
     found: set[str] = set()
     for stage in stages:
         if stage.on == "features":
-            found.update(splits_read(stage))
+            found.update(_splits_read(stage))
         elif isinstance(stage, Train):
             found.clear()
     return found
 
 
-def estimate(setting: Setting, stage: Estimate, source: Source) -> None:
+def _estimate(setting: Setting, stage: Estimate, source: Source) -> None:
     """One pass of an `Estimate` stage."""
     fabric, size = setting.fabric, setting.engine.predict_batch_size
     if stage.limit is not None and stage.limit < len(source):

@@ -77,7 +77,11 @@ class EngineConfig:
 
 
 def start(config: EngineConfig) -> Fabric:
-    """A launched Fabric: from here on there are as many processes as asked for."""
+    """A launched Fabric: from here on there are as many processes as asked for.
+
+    Args:
+        config: devices, processes and precision.
+    """
     fabric = _fabric(config)
     fabric.launch()
     if config.threads is not None:
@@ -140,7 +144,11 @@ def derive_seed(*keys: int) -> int:
 
 
 def name_device(device: torch.device) -> str:
-    """What a device is called by its maker."""
+    """What a device is called by its maker.
+
+    Args:
+        device: a torch device.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":

@@ -129,7 +129,13 @@ class Watcher(Protocol):
 
 
 def execute(board: Board, engine: Engine, watcher: Watcher) -> None:
-    """Run all jobs that wait, each after those it needs; what fails stops no other."""
+    """Run all jobs that wait, each after those it needs; what fails stops no other.
+
+    Args:
+        board: the jobs, whose states change.
+        engine: runs them.
+        watcher: is shown every change.
+    """
     board.save()
     for entry in board.having("waiting"):
         entry.job.log.unlink(missing_ok=True)  # of an earlier attempt
