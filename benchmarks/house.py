@@ -99,12 +99,16 @@ def body_lines(function: Function) -> int:
 
 
 def documented() -> dict[str, bool]:
-    """Of every public function at the top of a module: whether its docstring lists arguments."""
+    """Of every public function at the top of a module: whether its docstring lists arguments.
+
+    Commands are left out: their options carry a help text each.
+    """
     found = {}
     for file, function, top in functions():
         arguments = function.args
         named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        if top and named and not function.name.startswith("_"):
+        command = any("command" in ast.unparse(each) for each in function.decorator_list)
+        if top and named and not command and not function.name.startswith("_"):
             name = f"{file.relative_to(SOURCE)}:{function.name}"
             found[name] = "Args:" in (ast.get_docstring(function) or "")
     return found
