@@ -12,8 +12,13 @@ from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.types import Prediction
 
 __all__ = [
-    *("average_chunks", "average_members", "average_probs", "in_chunks", "nll_of_average"),
-    *("nll_of_chunks", "tile"),
+    "average_chunks",
+    "average_members",
+    "average_probs",
+    "in_chunks",
+    "nll_of_average",
+    "nll_of_chunks",
+    "tile",
 ]
 
 

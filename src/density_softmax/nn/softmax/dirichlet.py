@@ -11,7 +11,11 @@ import math
 from torch import Tensor
 
 __all__ = [
-    *("bayesian_loss", "entropy", "entropy_of_mean", "expected_cross_entropy", "nll_of_mean"),
+    "bayesian_loss",
+    "entropy",
+    "entropy_of_mean",
+    "expected_cross_entropy",
+    "nll_of_mean",
     "pseudo_counts",
 ]
 
