@@ -333,7 +333,7 @@ def _zuko_flow(name: str, num_features: int, arguments: tuple[str, ...]) -> nn.M
         raise UserError(
             "this density needs the zuko library: pip install density-softmax[flows]"
         ) from None
-    known = {
+    known: dict[str, Any] = {
         member.__name__: member
         for _, member in inspect.getmembers(flows, inspect.isclass)
         if issubclass(member, flows.LazyDistribution)

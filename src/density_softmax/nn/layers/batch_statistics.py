@@ -78,7 +78,7 @@ def set_statistics(network: nn.Module, total: Values) -> None:
 
 
 def _statistics(network: nn.Module) -> dict[str, Tensor]:
-    buffers = {}
+    buffers: dict[str, Tensor] = {}
     for name, norm in batch_norms(network).items():
         assert norm.running_mean is not None, "the norm keeps statistics"
         assert norm.running_var is not None

@@ -280,7 +280,7 @@ def _gpytorch_model(num_features: int, num_classes: int, num_inducing: int) -> A
     kernels, variational = gpytorch.kernels, gpytorch.variational
     shape = torch.Size([num_classes])
 
-    class Processes(gpytorch.models.ApproximateGP):  # type: ignore[misc, name-defined]
+    class Processes(gpytorch.models.ApproximateGP):  # type: ignore[misc]
         def __init__(self) -> None:
             q = variational.CholeskyVariationalDistribution(num_inducing, batch_shape=shape)
             points = torch.randn(num_inducing, num_features)

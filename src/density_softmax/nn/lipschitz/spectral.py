@@ -96,12 +96,11 @@ class Spectral(nn.Module, ABC):
     plain: ClassVar[type[nn.Module]]
     settings: ClassVar[tuple[str, ...]]
     weight: Tensor
-    bias: Tensor | None
     v: Tensor
     norm: Tensor
 
     def __init__(
-        self, layer: nn.Module, bound: float, shape: tuple[int, ...], num_iterations: int = 1
+        self, layer: Any, bound: float, shape: tuple[int, ...], num_iterations: int = 1
     ) -> None:
         super().__init__(**self._settings(layer))
         self.weight, self.bias, self.training = layer.weight, layer.bias, layer.training
