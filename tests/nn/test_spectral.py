@@ -8,7 +8,7 @@ from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
 from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.nn.lipschitz import spectral
-from density_softmax.nn.lipschitz.bounds import operator_norm
+from density_softmax.nn.lipschitz.bounds import _operator_norm
 from density_softmax.nn.lipschitz.spectral import (
     Spectral,
     SpectralBatchNorm,
@@ -205,7 +205,7 @@ def test_every_layer_of_a_network_is_within_the_bound(name):
     assert set(inputs) == set(layers)
     for layer, x in inputs.items():
         layer.bias = None
-        assert operator_norm(layer, x.clone()) <= 0.6 * 1.02
+        assert _operator_norm(layer, x.clone()) <= 0.6 * 1.02
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import json
 import math
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -161,16 +161,32 @@ class RadialFlow(nn.Module):
         return z, log_det
 
 
+def change_of_variables(t: Tensor, log_det: Tensor) -> Tensor:
+    """log N(t; 0, I) + log|det ∂t/∂u|, (...).
+
+    Args:
+        t: images of u, (..., features).
+        log_det: log|det ∂t/∂u|, (...).
+    """
+    return log_det - 0.5 * (t.square().sum(-1) + t.shape[-1] * math.log(2 * math.pi))
+
+
 class TrainedDensity(Density, ABC):
     """A density on standardised features that descends on −E log p(z; α) (Eq. 5).
 
     With u = (z − mean) / scale, log p(z) = log p(u) − Σ log scale. A density that does not
-    standardise keeps mean 0 and scale 1.
+    standardise keeps mean 0 and scale 1. A subclass sets `flow`, u ↦ (t, log|det ∂t/∂u|).
+
+    Args:
+        num_features: the width of z.
+        standardize: whether mean and scale are estimated.
+        descent: how α is trained.
     """
 
     mean: Tensor
     scale: Tensor
     log_volume: Tensor
+    flow: Any
 
     def __init__(self, num_features: int, standardize: bool, descent: Descent) -> None:
         super().__init__()
@@ -183,9 +199,9 @@ class TrainedDensity(Density, ABC):
         """log p(u; α) − Σ log scale."""
         return self.standard_log_prob((z - self.mean) / self.scale) - self.log_volume
 
-    @abstractmethod
     def standard_log_prob(self, u: Tensor) -> Tensor:
-        """log p(u; α) of standardised features, (batch,)."""
+        """log p(u; α) = log N(t; 0, I) + log|det ∂t/∂u| with t = s_α(u), (batch,)."""
+        return change_of_variables(*self.flow(u))
 
     def stages(self) -> tuple[Stage, ...]:
         """Mean and scale in one pass, then maximum likelihood by gradient descent."""
@@ -209,24 +225,14 @@ class TrainedDensity(Density, ABC):
         self.log_volume.copy_(self.scale.log().sum())
 
 
-def change_of_variables(t: Tensor, log_det: Tensor) -> Tensor:
-    """log N(t; 0, I) + log|det ∂t/∂u|, (...).
-
-    Args:
-        t: images of u, (..., features).
-        log_det: log|det ∂t/∂u|, (...).
-    """
-    return log_det - 0.5 * (t.square().sum(-1) + t.shape[-1] * math.log(2 * math.pi))
-
-
 @final
 class FlowDensity(TrainedDensity):
-    """log p(u; α) = log N(t; 0, I) + log|det ∂t/∂u| with t = s_α(u) a RealNVP (Eq. 5).
+    """A RealNVP (Eq. 5).
 
     Lemma 1, p → 0 far away, is stated for radial flows and Gaussian mixtures. Of a RealNVP with
     bounded s and ReLU networks one can say no more than ‖t‖ ≥ (‖u‖ − B) / A, with A and B made
     of learned weights: the limit holds, but where there are no data the density may stay high
-    for any distance before it falls. A RealNVP with unbounded s need not fall at all.
+    for any distance before it falls.
     """
 
     @dataclass(frozen=True)
@@ -251,16 +257,12 @@ class FlowDensity(TrainedDensity):
         super().__init__(num_features, config.standardize, config.descent)
         self.flow = RealNVP(num_features, config.couplings, config.hidden)
 
-    def standard_log_prob(self, u: Tensor) -> Tensor:
-        """Change of variables from the standard normal."""
-        return change_of_variables(*self.flow(u))
-
 
 @final
 class RadialDensity(TrainedDensity):
-    """log p(u; α) = log N(t; 0, I) + log|det ∂t/∂u| with t = s_α(u) a radial flow.
+    """A radial flow.
 
-    Far away a radial flow is a bounded displacement, ‖t − u‖ ≤ Σ|β|, and its determinant tends
+    Far away it is a bounded displacement, ‖t − u‖ ≤ Σ|β|, and its determinant tends
     to 1: log p falls like −‖u‖² / 2 in every direction (Lemma 1).
     """
 
@@ -280,10 +282,6 @@ class RadialDensity(TrainedDensity):
         config = config or RadialDensity.Config()
         super().__init__(num_features, config.standardize, config.descent)
         self.flow = RadialFlow(num_features, config.layers)
-
-    def standard_log_prob(self, u: Tensor) -> Tensor:
-        """Change of variables from the standard normal."""
-        return change_of_variables(*self.flow(u))
 
 
 @final

@@ -111,10 +111,6 @@ class RandomFeatureProcess(nn.Module):
         z = self.norm(z if self.projection is None else F.linear(z, self.projection))
         return self.amplitude * F.linear(z, self.frequencies, self.phase).cos()
 
-    def covariance(self) -> Tensor:
-        """(r I + ΦᵀΦ)⁻¹."""
-        return self.whitening.T @ self.whitening
-
     def sums(self, z: Tensor) -> Values:
         """ΦᵀΦ of a batch."""
         with full_precision(z):

@@ -174,10 +174,6 @@ class MonteCarloDropout(nn.Module):
         """`h` with some values set to 0, unchanged in the mean."""
         return F.dropout(h, self.rate, training=True)
 
-    def extra_repr(self) -> str:
-        """The rate, where the network is printed."""
-        return f"rate={self.rate}"
-
 
 def add_dropout(network: nn.Module, rate: float) -> list[str]:
     """Put dropout after the first weight layer of every block; returns the names of the layers.

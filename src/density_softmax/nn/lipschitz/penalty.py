@@ -181,9 +181,9 @@ class FrobeniusPenalty(JacobianPenalty):
     not: with one projection it is about 1 − 1/(4r) of ‖J‖_F in the mean, r = ‖J‖_F⁴ / ‖JJᵀ‖_F²
     being the number of directions in which J really stretches. More projections divide the gap.
 
-    One projection is the default because nothing is cheaper: it takes about twice the time of a
-    step of ERM on a WRN-28-10 (benchmarks/penalty_step.py). A finite difference along a random
-    direction takes as long, and brings a step size, a bias and a second draw of dropout.
+    With one projection a step takes about twice the time of ERM on a WRN-28-10
+    (benchmarks/penalty_step.py). A finite difference along a random direction takes as long, and
+    brings a step size, a bias and a second draw of dropout.
     """
 
     @dataclass(frozen=True)

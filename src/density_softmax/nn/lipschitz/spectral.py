@@ -14,6 +14,7 @@ from density_softmax.errors import UserError
 from density_softmax.nn.backbones.base import measure_width
 from density_softmax.nn.execution import full_precision
 from density_softmax.nn.layers.surgery import replace_layers
+from density_softmax.nn.taps import CallRecorder
 
 __all__ = ["Spectral", "SpectralBatchNorm", "SpectralConv2d", "SpectralLinear", "constrain", "fold"]
 
@@ -48,13 +49,13 @@ def constrain(
             f"spectral bound {bound} with {num_iterations} power iterations: "
             "choose a positive bound and at least one iteration"
         )
-    shapes = _input_shapes(network, example)
+    shapes = _image_shapes(network, example)
 
     def rule(name: str, layer: nn.Module) -> nn.Module | None:
         if isinstance(layer, nn.Linear):
             return SpectralLinear(layer, bound, (layer.in_features,), num_iterations)
-        if isinstance(layer, nn.Conv2d) and layer in shapes:
-            return SpectralConv2d(layer, bound, shapes[layer], num_iterations)
+        if isinstance(layer, nn.Conv2d) and name in shapes:
+            return SpectralConv2d(layer, bound, shapes[name], num_iterations)
         if norms and isinstance(layer, _BatchNorm):
             return SpectralBatchNorm(layer, bound)
         return None
@@ -266,27 +267,22 @@ class SpectralBatchNorm(_BatchNorm):
 
 
 @torch.no_grad()
-def _input_shapes(network: nn.Module, example: Tensor | None) -> dict[nn.Module, tuple[int, ...]]:
-    """The shapes of the images that each convolution sees, the largest if there are several."""
-    convolutions = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Conv2d)]
-    shapes: dict[nn.Module, tuple[int, ...]] = {}
-    if not convolutions:
-        return shapes
-    if example is None:
+def _image_shapes(network: nn.Module, example: Tensor | None) -> dict[str, tuple[int, ...]]:
+    """The shapes of the inputs of convolutions by name, the largest if there are several."""
+    names = tuple(n for n, module in network.named_modules() if isinstance(module, nn.Conv2d))
+    if names and example is None:
         raise UserError(
-            f"the spectral norm of the convolution '{convolutions[0][0]}' depends on the size of "
-            "its images: pass example=, a batch of inputs"
+            f"the spectral norm of the convolution '{names[0]}' depends on the size of its "
+            "images: pass example=, a batch of inputs"
         )
+    shapes: dict[str, tuple[int, ...]] = {}
 
-    def record(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        shapes[layer] = max(shapes.get(layer, ()), tuple(inputs[0].shape[1:]))
+    def read(name: str, inputs: Any, output: Any) -> None:
+        shapes[name] = max(shapes.get(name, ()), tuple(inputs[0].shape[1:]))
 
-    hooks = [layer.register_forward_pre_hook(record) for _, layer in convolutions]
-    try:
-        measure_width(network, example)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    if names and example is not None:
+        with CallRecorder(names, read).recording(network):
+            measure_width(network, example)
     return shapes
 
 
