@@ -31,7 +31,7 @@ class ResFFN(Backbone):
 
     @dataclass(frozen=True)
     class Config(BackboneConfig, kind="resffn"):
-        """ResFFN-12-128 unless told otherwise (Table "hyper-params" of the paper)."""
+        """By default ResFFN-12-128 (Table "hyper-params" of the paper)."""
 
         depth: int = 12
         width: int = 128

@@ -197,7 +197,7 @@ class ImageBackbone(Backbone, ABC):
 class ResNet(ImageBackbone):
     """The ImageNet ResNet of bottleneck blocks; z is the pooled output of the last group.
 
-    Its modules bear torchvision's names: a published state dict without its `fc.*` loads as is.
+    Its modules have torchvision's names: a published state dict without its `fc.*` loads as is.
     """
 
     num_features = 2048
@@ -225,7 +225,7 @@ class ResNet(ImageBackbone):
                 raise ConfigError(f"depth={self.depth}: choose one of {depths}")
 
         def build(self, input_shape: tuple[int, ...]) -> ResNet:
-            """A freshly initialised ResNet for images of `input_shape`."""
+            """A newly initialised ResNet for images of `input_shape`."""
             return ResNet(self, image_channels(input_shape))
 
     def __init__(self, config: Config, in_channels: int) -> None:
@@ -267,7 +267,7 @@ class CifarResNet(ImageBackbone):
             blocks_per_group(self.depth, offset=2)
 
         def build(self, input_shape: tuple[int, ...]) -> CifarResNet:
-            """A freshly initialised CIFAR ResNet for images of `input_shape`."""
+            """A newly initialised CIFAR ResNet for images of `input_shape`."""
             return CifarResNet(self, image_channels(input_shape))
 
     def __init__(self, config: Config, in_channels: int) -> None:

@@ -81,7 +81,7 @@ class WideResNet(ImageBackbone):
             at_least(self, width=1, stem_stride=1)
 
         def build(self, input_shape: tuple[int, ...]) -> WideResNet:
-            """A freshly initialised wide ResNet for images of `input_shape`."""
+            """A newly initialised wide ResNet for images of `input_shape`."""
             return WideResNet(self, image_channels(input_shape))
 
     def __init__(self, config: Config, in_channels: int) -> None:

@@ -81,7 +81,7 @@ def mean_and_variance(count: Tensor, total: Tensor, squares: Tensor) -> tuple[Te
             "the encoder has diverged; lower its learning rate"
         )
     variance = second - mean.square()
-    # What varies less than rounding does not vary: dividing by it would invent information.
+    # A variance below rounding is 0: dividing by it would invent information.
     varies = variance > torch.finfo(torch.float32).eps ** 2 * second
     if not varies.any():
         raise UserError(
@@ -93,7 +93,7 @@ def mean_and_variance(count: Tensor, total: Tensor, squares: Tensor) -> tuple[Te
 
 @final
 class Latent(nn.Module):
-    """u = BatchNorm(W z), in float32: every direction begins with mean 0 and deviation ¼.
+    """u = BatchNorm(W z), in float32: at first every direction has mean 0 and deviation ¼.
 
     W has no bias, which the batch norm would remove.
 
@@ -122,7 +122,7 @@ class Latent(nn.Module):
         return F.batch_norm(h, n.running_mean, n.running_var, n.weight, n.bias, eps=n.eps)
 
     def moments(self, batch: Batch) -> Values:
-        """What a batch of features adds to the statistics of W z."""
+        """The contribution of a batch of features to the statistics of W z."""
         return moments(self.linear(batch.x))
 
     def set_moments(self, total: Values) -> None:

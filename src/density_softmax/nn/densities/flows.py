@@ -113,7 +113,7 @@ class RadialLayer(nn.Module):
     q = α / (α + r) and g = γ / (α + r) lengths grow by 1 − q + g across the radius and by
     1 − q² + q g along it, sums of positive terms: |det| = (1 − q + g)^(d−1) (1 − q² + q g).
     α and γ are in units of √d, the distance of typical points, and begin as the identity, β = 0.
-    `num_flows` layers stand side by side in one: points (batch, 1 or flows, d) give images
+    `num_flows` layers are computed at once: points (batch, 1 or flows, d) give images
     (batch, flows, d).
     """
 

@@ -46,7 +46,7 @@ class ClosedFormDensity(Density, ABC):
 
     @abstractmethod
     def sums(self, z: Tensor, y: Tensor) -> Values:
-        """What a batch of features and labels contributes."""
+        """The sums over a batch of features and labels."""
 
     @abstractmethod
     def estimate(self, total: Values) -> None:
@@ -106,7 +106,7 @@ def whitening(covariance: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """A triangular W with W (Σ + δ D) Wᵀ = I, and the smallest δ that allows one.
 
     D holds the variances of the features over all the data, 1 where there is none, so that δ
-    means the same for features of any scale. What works is decided on C = D^(−½) Σ D^(−½): a W
+    means the same for features of any scale. A δ is judged on C = D^(−½) Σ D^(−½): a W
     that is used in float32 needs every eigenvalue of C + δI above half of float32's epsilon. δ
     is 0 if that is so already, and otherwise the first that works of epsilon · 1, 2, 4, ...
 

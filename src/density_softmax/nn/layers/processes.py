@@ -141,7 +141,7 @@ def _orthogonal_frequencies(num_features: int, num_inputs: int) -> Tensor:
 
 
 class Marginals(NamedTuple):
-    """The normal distributions of all f_c(z), each alone.
+    """The marginal normal distributions of all f_c(z).
 
     Attributes:
         mean: (batch, classes).

@@ -8,11 +8,10 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from density_softmax.nn.layers.decay import Undecayed
 from density_softmax.nn.layers.surgery import KernelLayer, num_channels, over_channels
-from density_softmax.nn.layers.variational import Variational, initial_raw_std, kl_of_gaussians
+from density_softmax.nn.layers.variational import Variational
 
 __all__ = [
     "BATCH_NORMS",
@@ -89,18 +88,17 @@ class GaussianVectors(Vectors, Variational):
     def __init__(self, mean: Tensor, std: float, prior_mean: float, prior_std: float) -> None:
         super().__init__()
         self.mean = nn.Parameter(mean)
-        self.raw_std = initial_raw_std(mean, std)
-        self.prior_mean, self.prior_std = prior_mean, prior_std
+        self.start(mean, std, prior_std)
+        self.prior_mean = prior_mean
 
     def forward(self, num_rows: int) -> Tensor:
         """A draw from the posterior of each row's member."""
-        mean, std = _per_row(self.mean, num_rows), _per_row(F.softplus(self.raw_std), num_rows)
+        mean, std = _per_row(self.mean, num_rows), _per_row(self.std, num_rows)
         return mean + std * torch.randn_like(mean)
 
-    def kl(self) -> Tensor:
-        """Σ log(s₀/s) + (s² + (μ − m₀)²) / 2s₀² − ½ over all entries and members."""
-        std = F.softplus(self.raw_std)
-        return kl_of_gaussians(self.mean - self.prior_mean, std, self.prior_std)
+    def offset(self) -> Tensor:
+        """μ_m − m₀."""
+        return self.mean - self.prior_mean
 
 
 @final

@@ -30,42 +30,40 @@ __all__ = [
     "MonteCarloDropout",
     "Variational",
     "add_dropout",
-    "initial_raw_std",
-    "kl_of_gaussians",
 ]
 
 # Modules without a forward pass of their own code.
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-def kl_of_gaussians(difference: Tensor, std: Tensor, prior_std: float) -> Tensor:
-    """KL(N(m, s²) ‖ N(m₀, s₀²)) = Σ log(s₀/s) + (s² + (m − m₀)²) / 2s₀² − ½, ().
-
-    Args:
-        difference: m − m₀, of any shape.
-        std: s, of that shape.
-        prior_std: s₀.
-    """
-    spread = (std.square() + difference.square()) / (2 * prior_std**2)
-    return (math.log(prior_std) - std.log() + spread - 0.5).sum()
-
-
-def initial_raw_std(like: Tensor, std: float) -> nn.Parameter:
-    """A parameter whose softplus is `std`.
-
-    Args:
-        like: a tensor of its shape.
-        std: in every entry.
-    """
-    return nn.Parameter(torch.full_like(like, math.log(math.expm1(std))))
-
-
 class Variational(nn.Module, ABC):
-    """A module with a posterior, whose divergence from its prior is a term of the loss."""
+    """A module with a posterior N(μ, s²), s = softplus(ρ), and a prior N(m₀, s₀²) on weights.
+
+    The loss has the divergence KL = Σ log(s₀/s) + (s² + (μ − m₀)²) / 2s₀² − ½.
+    """
+
+    raw_std: nn.Parameter
+    prior_std: float
+
+    def start(self, mean: Tensor, std: float, prior_std: float) -> None:
+        """Set the prior, and begin with this s for weights of the shape of `mean`."""
+        self.raw_std = nn.Parameter(torch.full_like(mean, math.log(math.expm1(std))))
+        self.prior_std = prior_std
+
+    @property
+    def std(self) -> Tensor:
+        """s."""
+        return F.softplus(self.raw_std)
 
     @abstractmethod
+    def offset(self) -> Tensor:
+        """μ − m₀, of the shape of s or a scalar."""
+
     def kl(self) -> Tensor:
         """KL(posterior ‖ prior) in nats, summed over all weights of the module."""
+        std = self.std
+        spread = (std.square() + self.offset().square()) / (2 * self.prior_std**2)
+        return (math.log(self.prior_std) - std.log() + spread - 0.5).sum()
 
 
 @final
@@ -87,22 +85,20 @@ class Flipout(Variational, Undecayed):
     def __init__(self, layer: KernelLayer, std: float, prior_std: float) -> None:
         super().__init__()
         self.mean = layer
-        self.raw_std = initial_raw_std(layer.weight, std)
-        self.prior_std = prior_std
+        self.start(layer.weight, std, prior_std)
 
     def forward(self, x: Tensor) -> Tensor:
         """The output of the mean layer, with another perturbation for each sample."""
         num_inputs, num_outputs = num_channels(self.mean)
         p, q = _random_signs(x, num_inputs), _random_signs(x, num_outputs)
-        delta = F.softplus(self.raw_std) * torch.randn_like(self.raw_std)
+        delta = self.std * torch.randn_like(self.raw_std)
         y: Tensor = self.mean(x)
         flipped = with_kernel(self.mean, x * over_channels(self.mean, p, x), delta)
         return y + flipped * over_channels(self.mean, q, flipped)
 
-    def kl(self) -> Tensor:
-        """Σ log(s₀/σ) + σ² / 2s₀² − ½."""
-        std = F.softplus(self.raw_std)
-        return kl_of_gaussians(torch.zeros_like(std), std, self.prior_std)
+    def offset(self) -> Tensor:
+        """0, because the prior has the mean of the posterior."""
+        return self.raw_std.new_zeros(())
 
     def undecayed(self) -> tuple[Tensor, ...]:
         """The parameters of the posterior, W̄ and ρ."""

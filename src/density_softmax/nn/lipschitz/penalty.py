@@ -56,7 +56,7 @@ def _squares(v: Tensor) -> Tensor:
 
 
 class Penalty(nn.Module, ABC):
-    """What the encoder's Jacobian adds to the loss."""
+    """A term of the loss that depends on the encoder's Jacobian."""
 
     @abstractmethod
     def forward(self, encoder: Encoder, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -90,7 +90,7 @@ def in_chunks(sample: Callable[[int], Tensor], num_samples: int, chunk: int) -> 
     """Samples along the first axis, drawn some at a time to save memory.
 
     Args:
-        sample: draws as many samples as it is told to.
+        sample: draws a given number of samples.
         num_samples: how many to draw in all.
         chunk: how many at once; 0 draws all of them at once.
     """

@@ -1,4 +1,4 @@
-"""What a Dirichlet distribution says about class probabilities, from its parameters α.
+"""Losses and entropies of a Dirichlet distribution over class probabilities, from its parameters α.
 
 α > 0 has the shape (..., classes), and α_0 = Σ α_c. The formulas hold in float32 for parameters
 from far below 1 to 1e30: differences of large numbers are taken on paper.
