@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from density_softmax import metrics
-from density_softmax.data.sources import PartialSource
+from density_softmax.data.sources import SubsetSource
 from density_softmax.engine.passes import collect
 from density_softmax.engine.runtime import name_device
 from density_softmax.errors import UserError
@@ -171,7 +171,7 @@ def thin(source: Source, num_samples: int) -> Source:
     """At most so many samples, spread evenly over a source."""
     if len(source) <= num_samples:
         return source
-    return PartialSource(source, [n * len(source) // num_samples for n in range(num_samples)])
+    return SubsetSource(source, [n * len(source) // num_samples for n in range(num_samples)])
 
 
 def training_sample(source: Source) -> Split:
