@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from density_softmax.data.corrupted import CorruptedArrays, CorruptedFolders, CorruptedOnRead
-from density_softmax.data.corruptions import ALL_CORRUPTIONS, CORRUPTIONS
+from density_softmax.data.corruptions import ALL_CORRUPTIONS, CORRUPTIONS, EXTRA_CORRUPTIONS
 from density_softmax.data.download import Download
 from density_softmax.data.folders import ImageFolders
 from density_softmax.data.images import ImageSet, LabelledImages
@@ -66,72 +66,90 @@ class Entry:
         return "yes" if all(exist) else "partly" if any(exist) else "no"
 
 
-def _cifar(classes: int, sha256: str, size: int, folder: str, files: tuple[str, ...]) -> Entry:
-    archive = f"cifar-{classes}-binary.tar.gz"
+def _cifar(open_set: Callable[[Path], ImageSet], name: str, sha256: str, size: int) -> Entry:
     # The second is where the first redirects to: the authors' host by its own name.
     homes = ("https://www.cs.toronto.edu/~kriz", "https://cave.cs.toronto.edu/kriz")
+    archive = f"{name}-binary.tar.gz"
     urls = tuple(f"{home}/{archive}" for home in homes)
-    provides = tuple(f"{folder}/{file}" for file in files)
+    batches = ("test_batch", *(f"data_batch_{i}" for i in range(1, 6)))
+    provides = {
+        "cifar-10": tuple(f"cifar-10-batches-bin/{batch}.bin" for batch in batches),
+        "cifar-100": ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
+    }
     return Entry(
-        open=Cifar10 if classes == 10 else Cifar100,
+        open=open_set,
         images="50,000 + 10,000 of 32×32",
         home="https://www.cs.toronto.edu/~kriz/cifar.html",
         licence="none stated",
-        downloads=(Download(archive, urls, f"sha256:{sha256}", size, provides),),
+        downloads=(Download(archive, urls, f"sha256:{sha256}", size, provides[name]),),
     )
 
 
-def _cifar_c(classes: int, record: int, md5: str, size: int) -> Entry:
+def _cifar_c(class_names: tuple[str, ...], record: int, md5: str, size: int) -> Entry:
+    classes = len(class_names)
     name, home = f"CIFAR-{classes}-C", f"https://zenodo.org/records/{record}"
     provides = tuple(f"{name}/{kind}.npy" for kind in (*CORRUPTIONS, "labels"))
     tar = Download(f"{name}.tar", (f"{home}/files/{name}.tar",), f"md5:{md5}", size, provides)
 
     def open_set(root: Path) -> CorruptedArrays:
+        remedy = (
+            f"run `density-softmax data fetch cifar{classes}-c`, or make it anew with "
+            f"`density-softmax data corrupt cifar{classes} --out {root / name}`"
+        )
         return CorruptedArrays(
-            root / name,
-            class_names=CIFAR10_CLASSES if classes == 10 else CIFAR100_CLASSES,
-            num_images=10_000,
-            remedy=f"run `density-softmax data fetch cifar{classes}-c`, or make it anew with "
-            f"`density-softmax data corrupt cifar{classes} --out {root / name}`",
+            root / name, class_names=class_names, num_images=10_000, remedy=remedy
         )
 
     return Entry(open_set, "10,000 × 5 × 19 of 32×32", home, "CC BY 4.0", (tar,))
 
 
-def _svhn(subset: str, sha256: str, size: int) -> Download:
-    urls = (f"http://ufldl.stanford.edu/housenumbers/{subset}_32x32.mat",)
-    file = f"svhn/{subset}_32x32.mat"
-    return Download(file, urls, f"sha256:{sha256}", size, (file,))
+def _files(folder: str, homes: tuple[str, ...], **files: tuple[str, int]) -> tuple[Download, ...]:
+    """Describe files by name, with SHA-256 and size, that are used as they are downloaded."""
+    return tuple(
+        Download(
+            f"{folder}/{name}",
+            tuple(f"{home}/{name}" for home in homes),
+            f"sha256:{sha256}",
+            size,
+            (f"{folder}/{name}",),
+        )
+        for name, (sha256, size) in files.items()
+    )
 
 
 def _cifar10p1(version: Literal["v4", "v6"], images: str, **files: tuple[str, int]) -> Entry:
     repository = "modestyachts/CIFAR-10.1"
-
-    def download(name: str, sha256: str, size: int) -> Download:
-        urls = (
-            f"https://github.com/{repository}/raw/master/datasets/{name}",
-            f"https://raw.githubusercontent.com/{repository}/master/datasets/{name}",
-        )
-        file = f"CIFAR-10.1/{name}"
-        return Download(file, urls, f"sha256:{sha256}", size, (file,))
-
+    homes = (
+        f"https://github.com/{repository}/raw/master/datasets",
+        f"https://raw.githubusercontent.com/{repository}/master/datasets",
+    )
+    named = {f"cifar10.1_{version}_{kind}.npy": file for kind, file in files.items()}
     return Entry(
         open=lambda root: Cifar10p1(root, version),
         images=images,
         home=f"https://github.com/{repository}",
         licence="MIT",
-        downloads=tuple(
-            download(f"cifar10.1_{version}_{kind}.npy", *file) for kind, file in files.items()
-        ),
+        downloads=_files("CIFAR-10.1", homes, **named),
     )
 
 
-def _imagenet_c(group: str, md5: str, size: int, kinds: str) -> Download:
+def _imagenet_c(group: str, md5: str, size: int, kinds: tuple[str, ...]) -> Download:
     urls = (f"https://zenodo.org/records/2235448/files/{group}.tar",)
-    provides = tuple(f"ImageNet-C/{kind}" for kind in kinds.split())
+    provides = tuple(f"ImageNet-C/{kind}" for kind in kinds)
     return Download(f"ImageNet-C/{group}.tar", urls, f"md5:{md5}", size, provides, "ImageNet-C")
 
 
+SVHN_HOME = "http://ufldl.stanford.edu/housenumbers"
+SVHN_FILES = {
+    "train_32x32.mat": (
+        "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+        182_040_794,
+    ),
+    "test_32x32.mat": (
+        "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+        64_275_384,
+    ),
+}
 IMAGENET_REMEDY = (
     "ImageNet needs an account: get ILSVRC2012 from https://image-net.org/download and lay it out "
     "as imagenet/train/<wnid>/*.JPEG and imagenet/val/<wnid>/*.JPEG under the data root"
@@ -151,36 +169,23 @@ CATALOG: dict[str, Entry] = {
         licence="CC BY 4.0",
     ),
     "cifar10": _cifar(
-        10,
+        Cifar10,
+        "cifar-10",
         "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
         170_052_171,
-        "cifar-10-batches-bin",
-        ("test_batch.bin", *(f"data_batch_{i}.bin" for i in range(1, 6))),
     ),
     "cifar100": _cifar(
-        100,
+        Cifar100,
+        "cifar-100",
         "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
         168_513_733,
-        "cifar-100-binary",
-        ("train.bin", "test.bin"),
     ),
     "svhn": Entry(
         open=Svhn,
         images="73,257 + 26,032 of 32×32",
-        home="http://ufldl.stanford.edu/housenumbers",
+        home=SVHN_HOME,
         licence="non-commercial use",
-        downloads=(
-            _svhn(
-                "train",
-                "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-                182_040_794,
-            ),
-            _svhn(
-                "test",
-                "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-                64_275_384,
-            ),
-        ),
+        downloads=_files("svhn", (SVHN_HOME,), **SVHN_FILES),
     ),
     "cifar10.1-v4": _cifar10p1(
         "v4",
@@ -194,8 +199,12 @@ CATALOG: dict[str, Entry] = {
         data=("2997188e5816f5bd545dc77771b6227828c28146049fcecf3fa10775474cacc6", 6_144_128),
         labels=("ae40beda001693674edc94d925ee8268cfe68905f8f9aff800c8dcdfcd6c9448", 8_128),
     ),
-    "cifar10-c": _cifar_c(10, 2535967, "56bf5dcef84df0e2308c6dcbcbbd8499", 2_918_471_680),
-    "cifar100-c": _cifar_c(100, 3555552, "11f0ed0f1191edbf9fa23466ae6021d3", 2_918_473_216),
+    "cifar10-c": _cifar_c(
+        CIFAR10_CLASSES, 2535967, "56bf5dcef84df0e2308c6dcbcbbd8499", 2_918_471_680
+    ),
+    "cifar100-c": _cifar_c(
+        CIFAR100_CLASSES, 3555552, "11f0ed0f1191edbf9fa23466ae6021d3", 2_918_473_216
+    ),
     "imagenet": Entry(
         open=lambda root: ImageFolders(
             {"train": root / "imagenet" / "train", "test": root / "imagenet" / "val"},
@@ -216,34 +225,19 @@ CATALOG: dict[str, Entry] = {
         licence="CC BY 4.0; images as ImageNet",
         downloads=(
             _imagenet_c(
-                "noise",
-                "e80562d7f6c3f8834afb1ecf27252745",
-                22_565_673_785,
-                "gaussian_noise shot_noise impulse_noise",
+                "noise", "e80562d7f6c3f8834afb1ecf27252745", 22_565_673_785, CORRUPTIONS[:3]
             ),
             _imagenet_c(
-                "blur",
-                "2d8e81fdd8e07fef67b9334fa635e45c",
-                7_112_704_951,
-                "defocus_blur glass_blur motion_blur zoom_blur",
+                "blur", "2d8e81fdd8e07fef67b9334fa635e45c", 7_112_704_951, CORRUPTIONS[3:7]
             ),
             _imagenet_c(
-                "weather",
-                "33ffea4db4d93fe4a428c40a6ce0c25d",
-                12_797_438_995,
-                "snow frost fog brightness",
+                "weather", "33ffea4db4d93fe4a428c40a6ce0c25d", 12_797_438_995, CORRUPTIONS[7:11]
             ),
             _imagenet_c(
-                "digital",
-                "89157860d7b10d5797849337ca2e5c03",
-                7_757_510_705,
-                "contrast elastic_transform pixelate jpeg_compression",
+                "digital", "89157860d7b10d5797849337ca2e5c03", 7_757_510_705, CORRUPTIONS[11:]
             ),
             _imagenet_c(
-                "extra",
-                "d492dfba5fc162d8ec2c3cd8ee672984",
-                15_789_490_144,
-                "speckle_noise gaussian_blur spatter saturate",
+                "extra", "d492dfba5fc162d8ec2c3cd8ee672984", 15_789_490_144, EXTRA_CORRUPTIONS
             ),
         ),
     ),

@@ -11,11 +11,9 @@ import errno
 import hashlib
 import http.client
 import shutil
-import stat
 import tarfile
 import tempfile
 import urllib.request
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,7 +70,7 @@ class Download:
     @property
     def is_archive(self) -> bool:
         """Whether the file is unpacked."""
-        return self.file.endswith((".tar", ".tar.gz", ".tgz", ".zip"))
+        return self.file.endswith((".tar", ".tar.gz"))
 
     def present(self, root: Path) -> bool:
         """Whether everything it provides exists."""
@@ -194,17 +192,17 @@ def unpack(archive: Path, into: Path) -> None:
     """Unpack an archive: all of it, or nothing.
 
     Args:
-        archive: a tar or zip file.
+        archive: a tar file, compressed or not.
         into: the directory to unpack into.
     """
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into, prefix=".unpacking-") as scratch:
         try:
-            if archive.suffix == ".zip":
-                _extract_zip(archive, Path(scratch))
-            else:
-                _extract_tar(archive, Path(scratch))
-        except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+            with tarfile.open(archive) as tar:
+                for member in tar:
+                    _check_member(archive, member)
+                    tar.extract(member, scratch, filter="data")
+        except (tarfile.TarError, EOFError, zlib.error) as error:
             raise DownloadError(
                 f"{archive}: truncated or damaged archive ({error}); delete it and fetch it again"
             ) from None
@@ -212,28 +210,14 @@ def unpack(archive: Path, into: Path) -> None:
             _move(path, into / path.name)
 
 
-def _extract_tar(archive: Path, scratch: Path) -> None:
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            _check_member(archive, member.name, plain=member.isfile() or member.isdir())
-            tar.extract(member, scratch, filter="data")
-
-
-def _extract_zip(archive: Path, scratch: Path) -> None:
-    with zipfile.ZipFile(archive) as file:
-        for member in file.infolist():
-            kind = stat.S_IFMT(member.external_attr >> 16)
-            _check_member(archive, member.filename, kind in (0, stat.S_IFREG, stat.S_IFDIR))
-            file.extract(member, scratch)
-
-
-def _check_member(archive: Path, name: str, plain: bool) -> None:
-    """Refuse members that are not plain files or directories below the destination."""
-    path = PurePosixPath(name.replace("\\", "/"))
-    if not plain or path.is_absolute() or ".." in path.parts or ":" in name:
+def _check_member(archive: Path, member: tarfile.TarInfo) -> None:
+    """Refuse a member that is not a plain file or directory below the destination."""
+    path = PurePosixPath(member.name.replace("\\", "/"))
+    plain = member.isfile() or member.isdir()
+    if not plain or path.is_absolute() or ".." in path.parts or ":" in member.name:
         raise DownloadError(
-            f"{archive}: refused, because its member '{name}' is a link, a device or outside "
-            "the destination; delete the archive"
+            f"{archive}: refused, because its member '{member.name}' is a link, a device or "
+            "outside the destination; delete the archive"
         )
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -36,39 +36,12 @@ from density_softmax.errors import DataError
 from density_softmax.files import IMAGE_SUFFIXES, Box, central_box, read_image
 from density_softmax.types import Batch, Source
 
-__all__ = ["Decoding", "FileSource", "ImageFiles", "ImageFolders", "scan"]
+__all__ = ["FileSource", "ImageFiles", "ImageFolders", "scan"]
 
 # How many images the mean and standard deviation of a folder are computed from.
 STATISTICS_SAMPLE = 512
 
 Bytes = NDArray[np.uint8]
-
-
-@final
-@dataclass(frozen=True)
-class Decoding:
-    """How a file becomes an array.
-
-    Attributes:
-        size: height and width; None keeps the file's own.
-        channels: 3 for colour, 1 for grey.
-    """
-
-    size: int | None = None
-    channels: int = 3
-
-    def __call__(self, path: Path, rng: np.random.Generator | None, flip: bool) -> Bytes:
-        """Return bytes (channels, height, width); `rng` turns on the random crop and flip."""
-        from PIL.Image import Resampling
-
-        image = read_image(path, self.channels)
-        size = image.size if self.size is None else (self.size, self.size)
-        if rng is not None:
-            image = image.resize(size, Resampling.BILINEAR, _random_box(*image.size, rng))
-        elif image.size != size:
-            image = image.resize(size, Resampling.BILINEAR, central_box(*image.size))
-        pixels = np.asarray(image).reshape(size[1], size[0], self.channels).transpose(2, 0, 1)
-        return pixels[:, :, ::-1] if flip and rng is not None and rng.random() < 0.5 else pixels
 
 
 @final
@@ -81,23 +54,24 @@ class ImageFiles(LabelledImages):
         names: their encoded paths inside the folder, in one compact array.
         y: labels, (images,).
         class_names: the name of each label.
-        decoding: how they are decoded.
+        size: height and width that they are decoded to; None keeps their own.
+        channels: 3 for colour, 1 for grey.
     """
 
     folder: Path
     names: NDArray[np.bytes_]
     y: Tensor
     class_names: tuple[str, ...]
-    decoding: Decoding = field(default_factory=Decoding)
+    size: int | None = None
+    channels: int = 3
 
     @property
     def shape(self) -> Shape:
         """Channels, height and width; those of the first file if no size is set."""
-        size = self.decoding.size
-        if size is not None:
-            return self.decoding.channels, size, size
+        if self.size is not None:
+            return self.channels, self.size, self.size
         width, height = read_image(self.path(0), 1).size
-        return self.decoding.channels, height, width
+        return self.channels, height, width
 
     def path(self, index: int) -> Path:
         """Return the file of one image."""
@@ -112,7 +86,7 @@ class ImageFiles(LabelledImages):
         images = np.empty((len(indices), *shape), dtype=np.uint8)
         for image, index in zip(images, indices, strict=True):
             rng = None if seed is None else np.random.default_rng([seed, index])
-            pixels = self.decoding(self.path(index), rng, flip)
+            pixels = self._decode_one(self.path(index), rng, flip)
             if pixels.shape != shape:
                 raise DataError(
                     f"{self.path(index)}: shape {pixels.shape}, but {self.path(0).name} has "
@@ -121,9 +95,21 @@ class ImageFiles(LabelledImages):
             image[...] = pixels
         return torch.from_numpy(images)
 
+    def _decode_one(self, path: Path, rng: np.random.Generator | None, flip: bool) -> Bytes:
+        from PIL.Image import Resampling
+
+        image = read_image(path, self.channels)
+        size = image.size if self.size is None else (self.size, self.size)
+        if rng is not None:
+            image = image.resize(size, Resampling.BILINEAR, _random_box(*image.size, rng))
+        elif image.size != size:
+            image = image.resize(size, Resampling.BILINEAR, central_box(*image.size))
+        pixels = np.asarray(image).reshape(size[1], size[0], self.channels).transpose(2, 0, 1)
+        return pixels[:, :, ::-1] if flip and rng is not None and rng.random() < 0.5 else pixels
+
     def resized(self, size: int | None, channels: int) -> ImageFiles:
         """Return the same files, decoded to this size and depth."""
-        return dataclasses.replace(self, decoding=Decoding(size, channels))
+        return dataclasses.replace(self, size=size, channels=channels)
 
     def take(self, indices: Tensor) -> ImageFiles:
         """Return the images with these indices."""

@@ -218,9 +218,13 @@ def _read_csv(path: Path, label: str | None, like: Columns | None) -> dict[str, 
         _column(header, label, path)
         like = Columns(tuple(name for name in header if name != label), label)
     numeric = [_column(header, name, path) for name in like.features]
-    x = _numbers([[cells[column] for column in numeric] for _, cells in lines])
-    if x is None or not np.isfinite(x).all():
-        raise DataError(_bad_cell(path, header, numeric, lines))
+    x = np.array([[_number(cells[column]) for column in numeric] for _, cells in lines])
+    if len(bad := np.argwhere(np.isnan(x))):
+        (line, cells), column = lines[bad[0, 0]], numeric[bad[0, 1]]
+        raise DataError(
+            f"{path}: line {line}, column '{header[column]}': '{cells[column]}' is not a finite "
+            "number; encode categories as numbers and fill or drop missing values"
+        )
     labels = None
     if like.label in header:
         column = header.index(like.label)
@@ -239,7 +243,7 @@ def _csv_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     if len(lines) < 2:
         raise DataError(f"{path}: needs a line of column names and at least one row")
     header = lines[0][1]
-    if len(header) < 2 or all(_is_number(name) for name in header[:-1]):
+    if len(header) < 2 or not any(math.isnan(_number(name)) for name in header[:-1]):
         raise DataError(f"{path}: line 1 is '{','.join(header)}'; it must name the columns")
     for number, cells in lines[1:]:
         if len(cells) != len(header):
@@ -254,31 +258,13 @@ def _column(header: Sequence[str], name: str, path: Path) -> int:
     return header.index(name)
 
 
-def _numbers(cells: list[list[str]]) -> NDArray[np.float64] | None:
+def _number(text: str) -> float:
+    """Parse a cell; NaN if it is not a finite number."""
     try:
-        return np.array(cells, dtype=np.float64)
+        value = float(text)
     except ValueError:
-        return None
-
-
-def _bad_cell(
-    path: Path, header: list[str], numeric: list[int], lines: list[tuple[int, list[str]]]
-) -> str:
-    for line, cells in lines:
-        for column in numeric:
-            if not _is_number(cells[column]):
-                return (
-                    f"{path}: line {line}, column '{header[column]}': '{cells[column]}' is not a "
-                    "finite number; encode categories as numbers and fill or drop missing values"
-                )
-    raise AssertionError("every cell is a number")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+        return math.nan
+    return value if math.isfinite(value) else math.nan
 
 
 def _rows(path: Path, columns: Columns, x: NDArray[Any], labels: list[str] | None) -> Rows:
