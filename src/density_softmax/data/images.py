@@ -132,7 +132,8 @@ class LabelledImages(ABC):
         if not self.class_names or self.class_names == class_names:
             return self
         index = {name: label for label, name in enumerate(class_names)}
-        if not set(self.class_names) <= set(index) and _are_numbers(self.class_names):
+        are_numbers = all(name.isdecimal() for name in self.class_names)
+        if are_numbers and not set(self.class_names) <= set(index):
             index |= {str(label): label for label in range(len(class_names))}
         y = torch.tensor([index.get(name, -1) for name in self.class_names])[self.y]
         if y.numel() and y.min() < 0:
@@ -237,7 +238,3 @@ def numerals(num_classes: int) -> tuple[str, ...]:
         num_classes: how many names.
     """
     return tuple(map(str, range(num_classes)))
-
-
-def _are_numbers(names: Sequence[str]) -> bool:
-    return all(name.isdecimal() for name in names)

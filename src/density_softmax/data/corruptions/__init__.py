@@ -193,7 +193,7 @@ def corrupt(
     # Imported here, because scipy is slow to import and most processes corrupt nothing.
     from density_softmax.data.corruptions import noise_blur, weather_digital
 
-    function: Callable[..., Tensor] = {**vars(noise_blur), **vars(weather_digital)}[kind]
+    function: Callable[..., Tensor] = (vars(noise_blur) | vars(weather_digital))[kind]
     constants = strength(kind, severity, *images.shape[1:3])
     result = np.empty_like(images, order="C")
     step = max(1, _CHUNK_VALUES // math.prod(images.shape[1:]))
