@@ -133,7 +133,8 @@ def _cifar10p1(version: Literal["v4", "v6"], images: str, **files: tuple[str, in
     )
 
 
-def _imagenet_c(group: str, md5: str, size: int, kinds: tuple[str, ...]) -> Download:
+def _tar(group: str, md5: str, size: int, kinds: tuple[str, ...]) -> Download:
+    """Describe one of the archives of ImageNet-C."""
     urls = (f"https://zenodo.org/records/2235448/files/{group}.tar",)
     provides = tuple(f"ImageNet-C/{kind}" for kind in kinds)
     return Download(f"ImageNet-C/{group}.tar", urls, f"md5:{md5}", size, provides, "ImageNet-C")
@@ -224,21 +225,11 @@ CATALOG: dict[str, Entry] = {
         home="https://zenodo.org/records/2235448",
         licence="CC BY 4.0; images as ImageNet",
         downloads=(
-            _imagenet_c(
-                "noise", "e80562d7f6c3f8834afb1ecf27252745", 22_565_673_785, CORRUPTIONS[:3]
-            ),
-            _imagenet_c(
-                "blur", "2d8e81fdd8e07fef67b9334fa635e45c", 7_112_704_951, CORRUPTIONS[3:7]
-            ),
-            _imagenet_c(
-                "weather", "33ffea4db4d93fe4a428c40a6ce0c25d", 12_797_438_995, CORRUPTIONS[7:11]
-            ),
-            _imagenet_c(
-                "digital", "89157860d7b10d5797849337ca2e5c03", 7_757_510_705, CORRUPTIONS[11:]
-            ),
-            _imagenet_c(
-                "extra", "d492dfba5fc162d8ec2c3cd8ee672984", 15_789_490_144, EXTRA_CORRUPTIONS
-            ),
+            _tar("noise", "e80562d7f6c3f8834afb1ecf27252745", 22_565_673_785, CORRUPTIONS[:3]),
+            _tar("blur", "2d8e81fdd8e07fef67b9334fa635e45c", 7_112_704_951, CORRUPTIONS[3:7]),
+            _tar("weather", "33ffea4db4d93fe4a428c40a6ce0c25d", 12_797_438_995, CORRUPTIONS[7:11]),
+            _tar("digital", "89157860d7b10d5797849337ca2e5c03", 7_757_510_705, CORRUPTIONS[11:]),
+            _tar("extra", "d492dfba5fc162d8ec2c3cd8ee672984", 15_789_490_144, EXTRA_CORRUPTIONS),
         ),
     ),
 }
