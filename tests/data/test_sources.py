@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -443,3 +445,10 @@ def test_workers_read_the_same_batches() -> None:
     loader = DataLoader(dataset(), num_workers=1)
     (batch,) = DatasetSource(loader).read([[5, 6]], CPU, seed=0)
     assert torch.equal(batch.x, X[5:7])
+
+
+def test_data_and_metrics_import_heavy_packages_only_when_they_are_used() -> None:
+    code = "import sys, density_softmax.data, density_softmax.metrics\n"
+    code += "sys.exit(', '.join({'sklearn', 'scipy', 'PIL', 'pandas'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""

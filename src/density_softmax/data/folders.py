@@ -134,7 +134,6 @@ class FileSource(ShuffledSource):
         self.files, self.preparation, self.workers = files, preparation, workers
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.files)
 
     def read(

@@ -99,7 +99,6 @@ class LabelledImages(ABC):
     class_names: tuple[str, ...]
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.y)
 
     @property

@@ -77,7 +77,6 @@ class DatasetSource(Source):
         self._collate = default_collate if converts else loader.collate_fn
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         samples: Any = self.loader.dataset if self._subset is None else self._subset
         return len(samples)
 

@@ -78,7 +78,6 @@ class ArraySource(ShuffledSource):
         self.x, self.y, self.preparation = x, y, preparation
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self.x)
 
     def read(
@@ -112,7 +111,6 @@ class SubsetSource(ShuffledSource):
         self.source, self.indices = source, list(indices)
 
     def __len__(self) -> int:
-        """Return the number of samples in the subset."""
         return len(self.indices)
 
     def original_index(self, index: int) -> int:
