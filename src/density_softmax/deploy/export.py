@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from density_softmax.data.sources import as_source
+from density_softmax.data.loaders import as_source
 from density_softmax.deploy.artifacts import Artifact, OnnxArtifact, Pt2Artifact
 from density_softmax.deploy.folding import fold_all
 from density_softmax.deploy.graph import Graph, as_read, trace
