@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from density_softmax.methods import DeepEnsemble
+from density_softmax.methods.deep_ensemble import DeepEnsemble
 from density_softmax.metrics import interleaved_latency, latency_ratio
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.backbones.wide_resnet import WideResNet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from density_softmax.benchmark import build
-from density_softmax.methods import Method, MethodConfig
+from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.recipes import Recipe
 from density_softmax.report.names import line_order
 from density_softmax.types import Task

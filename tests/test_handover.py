@@ -19,7 +19,7 @@ from density_softmax.cli import main
 from density_softmax.config import override
 from density_softmax.errors import UserError
 from density_softmax.handover import first_stage_difference, record_of
-from density_softmax.methods import MethodConfig
+from density_softmax.methods.base import MethodConfig
 from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.runs.rows import read_rows
 from density_softmax.runs.run import RunDirectory

@@ -12,7 +12,7 @@ from density_softmax.benchmark import choose_member, evaluate, identify, load_ru
 from density_softmax.cli import main
 from density_softmax.data.toy import Toy
 from density_softmax.errors import UserError
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.recipes import Recipe
 from density_softmax.report.runs import Run, find_runs
 from density_softmax.runs.rows import read_rows

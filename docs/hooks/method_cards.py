@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from density_softmax.config import to_dict
-from density_softmax.methods import Method, MethodConfig
+from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.recipes import RECIPES, get_recipe
 from density_softmax.report.names import METHODS, method_name
 from density_softmax.report.paper import paper_value

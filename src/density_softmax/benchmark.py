@@ -21,7 +21,8 @@ from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import derive_seed
 from density_softmax.errors import UserError
 from density_softmax.handover import check_donor, record_of, take_over
-from density_softmax.methods import Deterministic, Method
+from density_softmax.methods.base import Method
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.runs.evaluation import (
     cost_metrics,

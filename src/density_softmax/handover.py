@@ -10,7 +10,7 @@ from typing import Any
 from density_softmax.config import from_dict
 from density_softmax.engine import Checkpoints
 from density_softmax.errors import UserError
-from density_softmax.methods import Method
+from density_softmax.methods.base import Method
 from density_softmax.recipes import Recipe
 from density_softmax.runs.run import RunDirectory
 

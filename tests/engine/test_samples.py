@@ -7,7 +7,9 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from density_softmax.data.sources import ArraySource
-from density_softmax.methods import DensitySoftmax, Deterministic, Method
+from density_softmax.methods.base import Method
+from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.runs.evaluation import keep_features, thin, training_sample
 from density_softmax.runs.run import RunDirectory
 from density_softmax.types import Split

@@ -10,7 +10,7 @@ from density_softmax.benchmark import identify, prepare
 from density_softmax.config import ConfigError, override, to_dict
 from density_softmax.errors import UserError
 from density_softmax.grid.plan import choose_methods, plan
-from density_softmax.methods import MethodConfig
+from density_softmax.methods.base import MethodConfig
 from density_softmax.nn.densities import DensityConfig
 from density_softmax.nn.softmax.scale import ScaleConfig
 from density_softmax.recipes import RECIPES

@@ -6,7 +6,8 @@ import pytest
 
 from density_softmax.benchmark import identify, run, run_name
 from density_softmax.config import ConfigError, from_dict, override, to_dict
-from density_softmax.methods import DensitySoftmax, MethodConfig
+from density_softmax.methods.base import MethodConfig
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.recipes import RECIPES, Recipe, get_recipe
 
 CASES = [(recipe, method) for recipe in RECIPES for method in MethodConfig.members]

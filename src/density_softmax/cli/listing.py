@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from density_softmax.data import CATALOG, Toy
-from density_softmax.methods import MethodConfig
+from density_softmax.methods.base import MethodConfig
 from density_softmax.recipes import RECIPES
 from density_softmax.recipes.ablations import ABLATIONS
 from density_softmax.runs.evaluation import METRICS

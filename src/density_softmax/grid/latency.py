@@ -9,7 +9,8 @@ from density_softmax.benchmark import load_run
 from density_softmax.config import from_dict, without_places
 from density_softmax.engine import start
 from density_softmax.errors import UserError
-from density_softmax.methods import Deterministic, Method
+from density_softmax.methods.base import Method
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.recipes import Recipe
 from density_softmax.runs.evaluation import CONTENDERS, latency_conditions, latency_metrics
 from density_softmax.runs.run import RunDirectory

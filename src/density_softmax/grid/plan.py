@@ -10,7 +10,7 @@ from density_softmax.benchmark import choose_member, identify, prepare, run_name
 from density_softmax.config import ConfigError
 from density_softmax.errors import UserError
 from density_softmax.handover import first_stage_difference, record_of
-from density_softmax.methods import MethodConfig
+from density_softmax.methods.base import MethodConfig
 from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.recipes.ablations import Variant, find_variants
 from density_softmax.runs.run import RunDirectory

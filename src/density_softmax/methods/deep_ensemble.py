@@ -21,7 +21,7 @@ __all__ = ["DeepEnsemble"]
 
 def _erm() -> MethodConfig:
     """The plain classifier with its default settings: a method does not import another."""
-    return MethodConfig.members["deterministic"]()  # type: ignore[return-value]
+    return MethodConfig.members["deterministic"]()
 
 
 @final
@@ -47,6 +47,9 @@ class DeepEnsemble(Method):
             num_members: M, how many there are.
         """
 
+        title = "Deep Ensemble"
+        rank = 160
+
         member: MethodConfig = field(default_factory=_erm)
         num_members: int = 4
 
@@ -54,31 +57,19 @@ class DeepEnsemble(Method):
             """Reject an ensemble of nobody."""
             at_least(self, num_members=1)
 
-        def build(
-            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
-        ) -> DeepEnsemble:
-            """Untrained members: the first around `encoder`, the others around fresh copies."""
-            return DeepEnsemble(encoder, num_classes, self, example)
-
         def parts(self) -> tuple[MethodConfig, ...]:
             """Every member is a run of its own."""
             return (self.member,) * self.num_members
 
     config: Config
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        config = config or DeepEnsemble.Config()
+    def setup(self, example: Tensor | None) -> None:
+        """Build the members: the first around the encoder, the others around copies of it."""
+        config, encoder = self.config, self.encoder
         # Copied before a member is built, which may change the layers of its encoder.
         encoders = [encoder, *(fresh_copy(encoder) for _ in range(config.num_members - 1))]
-        super().__init__(encoder, num_classes, config, example)
         del self.encoder  # it is the first member's, and would be saved twice
-        members = [config.member.build(each, num_classes, example) for each in encoders]
+        members = [config.member.build(each, self.num_classes, example) for each in encoders]
         self.members = nn.ModuleList(members)
         self.num_features = sum(member.num_features for member in members)
         # For the others a fact about the class; here it depends on who the members are.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from density_softmax.config import at_least
@@ -15,7 +15,7 @@ from density_softmax.nn.layers.batch_statistics import batch_statistics
 from density_softmax.nn.layers.processes import SparseProcess
 from density_softmax.nn.lipschitz.spectral import constrain
 from density_softmax.nn.softmax.averaging import average_members, nll_of_average
-from density_softmax.training import Descent, Estimate, Stage, Train, Values
+from density_softmax.training import Descent, Estimate, Stage, Values
 from density_softmax.types import Batch, Prediction
 
 __all__ = ["DUE"]
@@ -53,6 +53,9 @@ class DUE(Method):
             descent: training of everything at once.
         """
 
+        title = "DUE"
+        rank = 140
+
         bound: float | None = 3.0
         num_iterations: int = 1
         num_inducing: int | None = None
@@ -65,28 +68,18 @@ class DUE(Method):
             """Refuse counts that count nothing."""
             at_least(self, num_inducing=1, num_initial=1, num_train_samples=1, num_samples=1)
 
-        def build(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> DUE:
-            """An untrained method around `encoder`, whose layers are constrained."""
-            return DUE(encoder, num_classes, self, example)
-
     config: Config
     draws: Tensor
     num_data: Tensor
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        config = config or DUE.Config()
-        super().__init__(encoder, num_classes, config, example)
+    def setup(self, example: Tensor | None) -> None:
+        """Bound the norms of the encoder; add the process and the draws of a prediction."""
+        config = self.config
         if config.bound is not None:
-            constrain(encoder, config.bound, example, config.num_iterations, norms=True)
-        num_inducing = config.num_inducing or num_classes
-        self.process = SparseProcess(self.num_features, num_classes, num_inducing)
-        self.register_buffer("draws", _normal_draws(config.num_samples, num_classes))
+            constrain(self.encoder, config.bound, example, config.num_iterations, norms=True)
+        num_inducing = config.num_inducing or self.num_classes
+        self.process = SparseProcess(self.num_features, self.num_classes, num_inducing)
+        self.register_buffer("draws", _normal_draws(config.num_samples, self.num_classes))
         self.register_buffer("num_data", torch.ones(()))
 
     def stages(self) -> tuple[Stage, ...]:
@@ -99,14 +92,7 @@ class DUE(Method):
             reduce="concat",
             limit=self.config.num_initial,
         )
-        descent = Train(
-            "train",
-            loss=self.loss,
-            parameters=list(self.parameters()),
-            descent=self.config.descent,
-            monitor=lambda batch: {"nll": nll_of_average(self.logits(batch.x), batch.y)},
-        )
-        return (count, inducing, descent)
+        return count, inducing, self.train_stage(self.config.descent, self.loss)
 
     def forward(self, x: Tensor) -> Prediction:
         """E softmax(f), its expected entropy, and the mutual information."""
@@ -116,6 +102,10 @@ class DUE(Method):
         """f = mean + √variance · ε for every kept draw ε, (draws, batch, classes)."""
         mean, variance = self.process(self.features(x))
         return mean + variance.sqrt() * self.draws[:, None]
+
+    def nll(self, batch: Batch) -> Tensor:
+        """−log E softmax(f(z))_y over the kept draws."""
+        return nll_of_average(self.logits(batch.x), batch.y)
 
     def loss(self, batch: Batch) -> Tensor:
         """−E_q log softmax(f(z))_y + KL(q ‖ p) / N, mean over the batch."""

@@ -1,26 +1,32 @@
 """Recipes: functions that return everything a run needs. `RECIPES` is their registry."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 from density_softmax.config import ConfigError
-from density_softmax.recipes.cifar import cifar10, cifar10_small, cifar100
-from density_softmax.recipes.digits import digits
-from density_softmax.recipes.imagenet import imagenet
-from density_softmax.recipes.recipe import Recipe, RecipeFunction
-from density_softmax.recipes.toy import toy
+from density_softmax.recipes import cifar, digits, imagenet, toy
+from density_softmax.recipes.recipe import Recipe
 
 __all__ = ["RECIPES", "Recipe", "get_recipe"]
 
-RECIPES: dict[str, RecipeFunction] = {
-    "toy": toy,
-    "digits": digits,
-    "cifar10_small": cifar10_small,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "imagenet": imagenet,
+RECIPES: dict[str, Callable[[str], Recipe]] = {
+    "toy": toy.toy,
+    "digits": digits.digits,
+    "cifar10_small": cifar.cifar10_small,
+    "cifar10": cifar.cifar10,
+    "cifar100": cifar.cifar100,
+    "imagenet": imagenet.imagenet,
 }
 
 
 def get_recipe(name: str, method: str = "density_softmax") -> Recipe:
-    """The recipe of that name with the settings of that method."""
+    """A recipe with the settings of a method.
+
+    Args:
+        name: of the recipe, such as `toy`.
+        method: the kind of the method, such as `density_softmax`.
+    """
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe '{name}'; there are: {', '.join(RECIPES)}")
     return RECIPES[name](method)

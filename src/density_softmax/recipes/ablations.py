@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 
 from density_softmax.config import ConfigError, to_dict
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import DensityConfig
 from density_softmax.nn.softmax.scale import QuantileScale, RangeScale, ScaleConfig
 from density_softmax.recipes.recipe import Recipe

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import GaussianDensity
 from density_softmax.nn.softmax.scale import QuantileScale
 

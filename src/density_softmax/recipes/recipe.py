@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from density_softmax.config import ConfigError, differences, without_places
 from density_softmax.data.sources import DataConfig
@@ -12,10 +11,9 @@ from density_softmax.methods.base import MethodConfig
 from density_softmax.nn.backbones.base import BackboneConfig
 from density_softmax.types import Data
 
-__all__ = ["Recipe", "RecipeFunction", "choose"]
+__all__ = ["Methods", "Recipe", "choose"]
 
-# Sets to evaluate on: entries of data that training does not depend on.
-NOT_TRAINED_ON = ("shifts", "ood")
+Methods = tuple[MethodConfig, ...]  # the settings of every method in a recipe
 
 
 @dataclass(frozen=True)
@@ -50,33 +48,18 @@ class Recipe:
         found = differences(without_places(default), without_places(self))
         return ", ".join(change.removeprefix("method.") for change in found) or "default"
 
-    def first_stage_differences(self, other: Recipe) -> list[str]:
-        """The `path=value` pairs of this recipe by which its first stage is not that of `other`."""
-        stage, others = self.method.first_stage(), other.method.first_stage()
-        assert stage is not None, "asked only where there is something to share"
-        if others is None or others.training != stage.training:
-            return [f"method={self.method.kind}"]
-        free = {"name", *(f"data.{name}" for name in NOT_TRAINED_ON)}
-        settings = {
-            name: getattr(other.method, theirs)
-            for name, theirs in zip(stage.settings, others.settings, strict=True)
-        }
-        method: MethodConfig = replace(self.method, **settings)  # type: ignore[type-var]
-        found = differences(without_places(replace(other, method=method)), without_places(self))
-        return [
-            assignment
-            for assignment in found
-            if ".".join(assignment.partition("=")[0].split(".")[:2]) not in free
-        ]
 
+def choose(recipe: str, methods: Methods, method: str) -> MethodConfig:
+    """The settings of a method in a recipe.
 
-RecipeFunction = Callable[[str], Recipe]
-
-
-def choose(recipe: str, methods: dict[str, MethodConfig], method: str) -> MethodConfig:
-    """The settings of a method in a recipe."""
-    if method not in methods:
+    Args:
+        recipe: the name of the recipe, for an error.
+        methods: the settings of all of its methods.
+        method: the kind of the one to choose.
+    """
+    by_kind = {config.kind: config for config in methods}
+    if method not in by_kind:
         raise ConfigError(
-            f"recipe '{recipe}' has no method '{method}'; there are: {', '.join(methods)}"
+            f"recipe '{recipe}' has no method '{method}'; there are: {', '.join(by_kind)}"
         )
-    return methods[method]
+    return by_kind[method]
