@@ -55,8 +55,8 @@ def measure(name: str, batch_size: int, num_members: int, repeats: int) -> list[
     """Time relative to one member after another, of every way."""
     network, shape = NETWORKS[name]
     torch.manual_seed(0)
-    config = DeepEnsemble.Config(num_members=num_members)
-    calls = ways(config.build(network, CLASSES).eval(), torch.randn(batch_size, *shape))
+    ensemble = DeepEnsemble(network, CLASSES, DeepEnsemble.Config(num_members=num_members))
+    calls = ways(ensemble.eval(), torch.randn(batch_size, *shape))
     for call in calls.values():
         torch.testing.assert_close(call(), calls[REFERENCE](), rtol=0, atol=1e-5)
     ratios = latency_ratio(interleaved_latency(calls, repeats), REFERENCE)

@@ -126,7 +126,7 @@ class Trial:
 class Stopwatch:
     """The end of an estimate, which knows how long it took."""
 
-    def __init__(self, finish: Callable[[Values], None]) -> None:
+    def __init__(self, finish: Callable[[Values], object]) -> None:
         self.finish, self.seconds = finish, 0.0
 
     def __call__(self, total: Values) -> None:

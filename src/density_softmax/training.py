@@ -210,7 +210,7 @@ class Estimate:
 
     name: str
     statistics: Callable[[Batch], Values]
-    finish: Callable[[Values], None]
+    finish: Callable[[Values], object]
     reduce: Literal["sum", "concat"] = "sum"
     on: Literal["inputs", "features"] = "inputs"
     split: Literal["train", "heldout"] = "train"

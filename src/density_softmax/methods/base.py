@@ -181,15 +181,17 @@ class MethodConfig(Family):
 
     members: ClassVar[dict[str, type[MethodConfig]]]  # type: ignore[assignment]
     title: ClassVar[str]
-    rank: ClassVar[int] = 1000
-    log_density: ClassVar[str] = ""
+    rank: ClassVar[int]
+    log_density: ClassVar[str]
     method: ClassVar[type[Method]]
 
-    def __init_subclass__(cls, kind: str | None = None, **kwargs: Any) -> None:
-        """Register a member by its kind."""
-        super().__init_subclass__(kind, **kwargs)
-        if kind is not None and "title" not in vars(cls):
-            cls.title = kind.replace("_", " ").title()
+    def __init_subclass__(
+        cls, kind: str | None = None, title: str = "", rank: int = 1000, log_density: str = ""
+    ) -> None:
+        """Register a member by its kind, with what tables say of it."""
+        super().__init_subclass__(kind)
+        cls.title = title or (kind or "").replace("_", " ").title()
+        cls.rank, cls.log_density = rank, log_density
 
     def build(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> Method:
         """An untrained method around `encoder`; `example` is a batch to measure widths with."""

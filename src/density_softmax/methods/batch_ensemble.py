@@ -18,8 +18,6 @@ from density_softmax.nn.softmax.averaging import average_members, nll_of_average
 from density_softmax.training import Descent, Stage
 from density_softmax.types import Batch, Prediction
 
-__all__ = ["BatchEnsemble"]
-
 
 @final
 class BatchEnsemble(Method):
@@ -31,7 +29,7 @@ class BatchEnsemble(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="batch_ensemble"):
+    class Config(MethodConfig, kind="batch_ensemble", title="BatchEnsemble", rank=150):
         """The members and how they are trained.
 
         Attributes:
@@ -41,13 +39,9 @@ class BatchEnsemble(Method):
                 there is a probability of +1 among random signs.
             fast_gradient: what the gradient of r, s and the members' biases is multiplied with. An
                 optimizer that normalises gradients, like Adam, undoes it.
-            l2: l2 · Σ w² over all but r and s is added to the loss, in place of a weight decay
-                of the optimizer, which would also pull at these.
+            l2: weight of Σ w² over all but r and s in the loss; weight decay would pull at these.
             descent: how the network is trained.
         """
-
-        title = "BatchEnsemble"
-        rank = 150
 
         num_members: int = 4
         initial_std: float = 0.5
@@ -56,7 +50,6 @@ class BatchEnsemble(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Reject what is no ensemble."""
             at_least(self, num_members=1, initial_std=0, fast_gradient=0, l2=0)
 
     config: Config

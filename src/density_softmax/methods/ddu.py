@@ -15,8 +15,6 @@ from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.training import Descent, Stage
 from density_softmax.types import Prediction
 
-__all__ = ["DDU"]
-
 
 @final
 class DDU(Method):
@@ -28,7 +26,7 @@ class DDU(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="ddu"):
+    class Config(MethodConfig, kind="ddu", title="DDU", rank=130, log_density="log p(z)"):
         """The network's changes, the density and the training.
 
         Attributes:
@@ -38,10 +36,6 @@ class DDU(Method):
             tied: one covariance for all classes, where a matrix for each is too large.
             descent: training of encoder and head on cross entropy.
         """
-
-        title = "DDU"
-        rank = 130
-        log_density = "log p(z)"
 
         bound: float | None = 3.0
         num_iterations: int = 1

@@ -16,8 +16,6 @@ from density_softmax.nn.softmax.averaging import average_probs
 from density_softmax.training import Stage
 from density_softmax.types import Prediction
 
-__all__ = ["DeepEnsemble"]
-
 
 def _erm() -> MethodConfig:
     """The plain classifier with its default settings: a method does not import another."""
@@ -39,7 +37,7 @@ class DeepEnsemble(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="deep_ensemble"):
+    class Config(MethodConfig, kind="deep_ensemble", rank=160):
         """Members and their number.
 
         Attributes:
@@ -47,14 +45,10 @@ class DeepEnsemble(Method):
             num_members: M, how many there are.
         """
 
-        title = "Deep Ensemble"
-        rank = 160
-
         member: MethodConfig = field(default_factory=_erm)
         num_members: int = 4
 
         def __post_init__(self) -> None:
-            """Reject an ensemble of nobody."""
             at_least(self, num_members=1)
 
         def parts(self) -> tuple[MethodConfig, ...]:

@@ -22,8 +22,6 @@ from density_softmax.nn.taps import LayerReader
 from density_softmax.training import Adam, Descent, Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
-__all__ = ["DensitySoftmax"]
-
 
 @final
 class DensitySoftmax(Method):
@@ -35,7 +33,13 @@ class DensitySoftmax(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="density_softmax"):
+    class Config(
+        MethodConfig,
+        kind="density_softmax",
+        title="Density-Softmax",
+        rank=170,
+        log_density="log p(z)",
+    ):
         """The parts and the three trainings of Algorithm 1.
 
         Attributes:
@@ -50,10 +54,6 @@ class DensitySoftmax(Method):
             representation: training of encoder and head (Eq. 4), or null if they are trained.
             head: training of the head on scaled logits (Eq. 6), or null to leave it out.
         """
-
-        title = "Density-Softmax"
-        rank = 170
-        log_density = "log p(z)"
 
         penalty: PenaltyConfig = field(default_factory=FrobeniusPenalty.Config)
         density: DensityConfig = field(default_factory=FlowDensity.Config)
@@ -72,7 +72,7 @@ class DensitySoftmax(Method):
         config = self.config
         self.penalty = config.penalty.build()
         super().setup(example)
-        self.typicality = Evidence(self._densities(example), config.energy)
+        self.evidence = Evidence(self._densities(example), config.energy)
         self.scale = config.scale.build()
 
     def measure_features(self, example: Tensor | None) -> int:
@@ -102,21 +102,21 @@ class DensitySoftmax(Method):
 
     def _representation(self) -> Iterator[Stage]:
         if (descent := self.config.representation) is not None:
-            objective = "cross entropy + gradient penalty"
+            penalty, objective = self.config.penalty, "cross entropy + gradient penalty"
             yield replace(
                 self.train_stage(descent, self.representation_loss, "representation"),
                 parameters=[*self.encoder.parameters(), *self.head.parameters()],
                 after_step=self.penalty.after_step(),
-                settings=dict(objective=objective, penalty=self.config.penalty, descent=descent),
+                settings={"objective": objective, "penalty": penalty, "descent": descent},
                 parts=("encoder", "head", "penalty"),
             )
 
     def _density_stages(self) -> Iterator[Stage]:
         names = ("density", "layers", "last", "energy")
         settings = {name: getattr(self.config, name) for name in names}
-        for stage in self.typicality.stages():
+        for stage in self.evidence.stages():
             own = settings | {"objective": stage.name}
-            yield replace(stage, settings=own, parts=("encoder", "typicality"))
+            yield replace(stage, settings=own, parts=("encoder", "evidence"))
 
     def _head_stage(self, descent: Descent) -> Stage:
         return Train(
@@ -151,7 +151,7 @@ class DensitySoftmax(Method):
     def logits_and_log_prob(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """g(z) and log p(z), from what `features` returns."""
         raw = self.head.raw(self._last(features))
-        return raw / self.head.temperature, self.typicality(features, raw)
+        return raw / self.head.temperature, self.evidence(features, raw)
 
     def representation_loss(self, batch: Batch) -> Tensor:
         """Eq. 4: cross entropy + λ E(‖∂f/∂x‖ − 1)²."""
@@ -168,7 +168,7 @@ class DensitySoftmax(Method):
     @property
     def density(self) -> Density:
         """p(z; α); with layers, that of what they gave."""
-        first = next(iter(self.typicality.densities.values()))
+        first = next(iter(self.evidence.densities.values()))
         assert isinstance(first, Density)
         return first
 
@@ -186,11 +186,11 @@ class DensitySoftmax(Method):
 
     def _scale_statistics(self, batch: Batch) -> Values:
         raw = self.head.raw(self._last(batch.x))
-        return {"experts": self.typicality.experts(batch.x, raw), "logits": raw, "y": batch.y}
+        return {"experts": self.evidence.experts(batch.x, raw), "logits": raw, "y": batch.y}
 
     def _fit_scale(self, total: Values) -> None:
-        self.typicality.fit(total["experts"])
-        log_prob = self.typicality.combined(total["experts"])
+        self.evidence.fit(total["experts"])
+        log_prob = self.evidence.combined(total["experts"])
         self.head.temperature.fill_(self.scale.fit(log_prob, total["logits"], total["y"]))
 
     def _scaled_nll(self, batch: Batch) -> Tensor:

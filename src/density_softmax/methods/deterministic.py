@@ -20,10 +20,7 @@ __all__ = ["ConstantTemperature", "Deterministic", "TemperatureScaling"]
 
 
 class SoftmaxClassifier(Method, ABC):
-    """softmax(g(f(x)) / T), trained at T = 1.
-
-    It does not tell aleatoric from epistemic uncertainty: the entropy stands for both.
-    """
+    """softmax(g(f(x)) / T), trained at T = 1; the entropy stands for both uncertainties."""
 
     head: Head
 
@@ -42,7 +39,7 @@ class SoftmaxClassifier(Method, ABC):
         return F.cross_entropy(self.raw_logits(batch.x), batch.y, reduction="none")
 
     def train_on_cross_entropy(self, descent: Descent) -> Train:
-        """The training of ERM, which another method need not repeat."""
+        """The training of ERM."""
         settings = {"objective": "cross entropy", "descent": descent}
         return self.train_stage(descent, settings=settings, parts=("encoder", "head"))
 
@@ -64,16 +61,12 @@ class SoftmaxClassifier(Method, ABC):
 class Deterministic(SoftmaxClassifier):
     """Empirical risk minimisation (Vapnik 1998): softmax(g(f(x))), trained on cross entropy.
 
-    The classifier that everything is compared to. It does not tell aleatoric from epistemic
-    uncertainty: the entropy stands for both.
+    It does not tell aleatoric from epistemic uncertainty: the entropy stands for both.
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="deterministic"):
+    class Config(MethodConfig, kind="deterministic", title="ERM", rank=10):
         """How the network is trained."""
-
-        title = "ERM"
-        rank = 10
 
         descent: Descent = Descent(epochs=100)
 
@@ -94,11 +87,10 @@ class TemperatureScaling(SoftmaxClassifier):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="temperature_scaling"):
+    class Config(
+        MethodConfig, kind="temperature_scaling", title="ERM + temperature scaling", rank=20
+    ):
         """How the network is trained; the temperature leaves nothing to choose."""
-
-        title = "ERM + temperature scaling"
-        rank = 20
 
         descent: Descent = Descent(epochs=100)
 
@@ -126,7 +118,12 @@ class ConstantTemperature(SoftmaxClassifier):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="constant_temperature"):
+    class Config(
+        MethodConfig,
+        kind="constant_temperature",
+        title="ERM + penalty + constant temperature",
+        rank=30,
+    ):
         """The representation stage of Density-Softmax, and the temperature.
 
         Attributes:
@@ -135,15 +132,11 @@ class ConstantTemperature(SoftmaxClassifier):
             temperature: T, or null to fit it on the held-out slice.
         """
 
-        title = "ERM + penalty + constant temperature"
-        rank = 30
-
         penalty: PenaltyConfig = field(default_factory=FrobeniusPenalty.Config)
         descent: Descent = Descent(epochs=100)
         temperature: float | None = None
 
         def __post_init__(self) -> None:
-            """Reject what cannot divide."""
             if self.temperature is not None and self.temperature <= 0:
                 raise ConfigError(f"temperature={self.temperature}: choose one above 0, or null")
 

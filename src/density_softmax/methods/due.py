@@ -13,12 +13,11 @@ from density_softmax.config import at_least
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.layers.batch_statistics import batch_statistics
 from density_softmax.nn.layers.processes import SparseProcess
+from density_softmax.nn.layers.variational import num_samples
 from density_softmax.nn.lipschitz.spectral import constrain
 from density_softmax.nn.softmax.averaging import average_members, nll_of_average
 from density_softmax.training import Descent, Estimate, Stage, Values
 from density_softmax.types import Batch, Prediction
-
-__all__ = ["DUE"]
 
 
 @final
@@ -39,7 +38,7 @@ class DUE(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="due"):
+    class Config(MethodConfig, kind="due", title="DUE", rank=140):
         """The constraint, the process and their training; the authors' for CIFAR-10.
 
         Attributes:
@@ -53,9 +52,6 @@ class DUE(Method):
             descent: training of everything at once.
         """
 
-        title = "DUE"
-        rank = 140
-
         bound: float | None = 3.0
         num_iterations: int = 1
         num_inducing: int | None = None
@@ -65,7 +61,6 @@ class DUE(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Refuse counts that count nothing."""
             at_least(self, num_inducing=1, num_initial=1, num_train_samples=1, num_samples=1)
 
     config: Config
@@ -84,7 +79,7 @@ class DUE(Method):
 
     def stages(self) -> tuple[Stage, ...]:
         """Count the data, find where the process begins, then train everything at once."""
-        count = Estimate("count", statistics=_count, finish=self._set_num_data)
+        count = Estimate("count", num_samples, lambda total: self.num_data.copy_(total["count"]))
         inducing = Estimate(
             "inducing",
             statistics=self._features_of_training,
@@ -115,16 +110,9 @@ class DUE(Method):
         fit = F.cross_entropy(f.flatten(0, 1), batch.y.repeat(num_draws))
         return fit + self.process.kl() / self.num_data
 
-    def _set_num_data(self, total: Values) -> None:
-        self.num_data.copy_(total["count"])
-
     def _features_of_training(self, batch: Batch) -> Values:
         with batch_statistics(self.encoder):
             return {"z": self.features(batch.x).float()}
-
-
-def _count(batch: Batch) -> Values:
-    return {"count": torch.tensor(len(batch.y), device=batch.y.device)}
 
 
 def _normal_draws(num_draws: int, num_classes: int) -> Tensor:

@@ -16,8 +16,6 @@ from density_softmax.nn.lipschitz.penalty import PenaltyOptions
 from density_softmax.training import Descent, Estimate, Stage, Values
 from density_softmax.types import Batch, Prediction
 
-__all__ = ["DUQ"]
-
 
 @final
 class DUQ(Method):
@@ -33,7 +31,7 @@ class DUQ(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="duq"):
+    class Config(MethodConfig, kind="duq", title="DUQ", rank=120):
         """The kernels and their training; defaults are those of the authors' CIFAR-10 code.
 
         Attributes:
@@ -46,9 +44,6 @@ class DUQ(Method):
             descent: training of everything at once.
         """
 
-        title = "DUQ"
-        rank = 120
-
         length_scale: float = 0.1
         momentum: float = 0.999
         centroid_size: int | None = None
@@ -57,7 +52,6 @@ class DUQ(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Refuse kernels without a width and averages that do not move."""
             if self.length_scale <= 0:
                 raise ConfigError(f"length_scale={self.length_scale}: choose more than 0")
             for name in ("momentum", "floor"):

@@ -16,8 +16,6 @@ from density_softmax.nn.softmax.gaussian_logits import GaussianHead, GaussianLog
 from density_softmax.training import Descent, Stage
 from density_softmax.types import Batch, Prediction
 
-__all__ = ["Heteroscedastic"]
-
 
 @final
 class Heteroscedastic(Method):
@@ -29,7 +27,7 @@ class Heteroscedastic(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="heteroscedastic"):
+    class Config(MethodConfig, kind="heteroscedastic", rank=90):
         """Factors, temperature and samples are those of uncertainty-baselines on CIFAR.
 
         Attributes:
@@ -42,9 +40,6 @@ class Heteroscedastic(Method):
             descent: training of encoder and head.
         """
 
-        title = "Heteroscedastic"
-        rank = 90
-
         num_factors: int = 6
         temperature: float = 1.3
         num_samples: int = 10_000
@@ -53,7 +48,6 @@ class Heteroscedastic(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Reject counts that count nothing, and a temperature or a scale below zero."""
             at_least(self, num_factors=1, num_samples=1, min_scale=0, chunk=0)
             if self.temperature <= 0:
                 raise ConfigError(f"temperature={self.temperature}: choose more than 0")

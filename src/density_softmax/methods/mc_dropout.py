@@ -15,8 +15,6 @@ from density_softmax.nn.softmax.averaging import average_members, in_chunks
 from density_softmax.training import Descent, Stage
 from density_softmax.types import Prediction
 
-__all__ = ["MCDropout"]
-
 
 @final
 class MCDropout(Method):
@@ -29,7 +27,7 @@ class MCDropout(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="mc_dropout"):
+    class Config(MethodConfig, kind="mc_dropout", title="MC Dropout", rank=40):
         """Rate and number of samples are those of uncertainty-baselines on CIFAR.
 
         Attributes:
@@ -39,16 +37,12 @@ class MCDropout(Method):
             descent: training of the network, with one mask per sample and step.
         """
 
-        title = "MC Dropout"
-        rank = 40
-
         rate: float = 0.1
         num_samples: int = 30
         chunk: int = 0
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Reject what is no rate and no count."""
             if not 0 <= self.rate < 1:
                 raise ConfigError(f"rate={self.rate}: choose 0 or more and less than 1")
             at_least(self, num_samples=1, chunk=0)

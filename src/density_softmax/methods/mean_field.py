@@ -18,8 +18,6 @@ from density_softmax.nn.softmax.averaging import average_members, in_chunks, nll
 from density_softmax.training import Descent, Stage
 from density_softmax.types import Batch, Prediction
 
-__all__ = ["MeanField"]
-
 
 @final
 class MeanField(Method):
@@ -32,7 +30,7 @@ class MeanField(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="mean_field"):
+    class Config(MethodConfig, kind="mean_field", title="Mean-Field VI", rank=50):
         """How the posterior is learned and sampled.
 
         Attributes:
@@ -43,13 +41,10 @@ class MeanField(Method):
             initial_std: where all standard deviations σ start.
             prior_std: the standard deviation of the prior.
             annealing_epochs: after how many epochs the divergence counts in full.
-            l2: l2 · Σ w² over biases and batch norms is added to the loss, in place of a
-                weight decay of the optimizer, which would also pull at the posterior.
+            l2: weight of Σ w² over biases and batch norms in the loss; weight decay would also
+                pull at the posterior.
             descent: how the network is trained.
         """
-
-        title = "Mean-Field VI"
-        rank = 50
 
         num_samples: int = 5
         chunk: int = 0
@@ -60,7 +55,6 @@ class MeanField(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Reject what is no posterior."""
             at_least(self, num_samples=1, chunk=0, annealing_epochs=1, l2=0)
             for name in ("initial_std", "prior_std"):
                 if not getattr(self, name) > 0:

@@ -17,8 +17,6 @@ from density_softmax.nn.softmax.head import Head
 from density_softmax.training import Descent, Stage
 from density_softmax.types import Batch, Prediction
 
-__all__ = ["MIMO"]
-
 
 @final
 class MIMO(Method):
@@ -30,7 +28,7 @@ class MIMO(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="mimo"):
+    class Config(MethodConfig, kind="mimo", title="MIMO", rank=110):
         """Members and repetitions are those of uncertainty-baselines on CIFAR.
 
         Attributes:
@@ -41,16 +39,12 @@ class MIMO(Method):
             descent: training of encoder and heads; its batch size counts a sample once.
         """
 
-        title = "MIMO"
-        rank = 110
-
         num_members: int = 3
         batch_repetition: int = 4
         input_repetition: float = 0.0
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Reject counts that count nothing and what is no share."""
             at_least(self, num_members=1, batch_repetition=1)
             if not 0 <= self.input_repetition <= 1:
                 raise ConfigError(f"input_repetition={self.input_repetition}: choose 0 to 1")

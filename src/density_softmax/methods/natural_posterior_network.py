@@ -19,8 +19,6 @@ from density_softmax.nn.softmax.head import Head
 from density_softmax.training import Adam, Descent, Estimate, Stage, Train
 from density_softmax.types import Batch, Prediction
 
-__all__ = ["NaturalPosteriorNetwork"]
-
 SAMPLES_OF_NORMS = 1000
 
 
@@ -41,7 +39,7 @@ class NaturalPosteriorNetwork(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="natural_posterior_network"):
+    class Config(MethodConfig, kind="natural_posterior_network", rank=80, log_density="log N p(u)"):
         """The latent space, its density and the three trainings.
 
         Attributes:
@@ -53,10 +51,6 @@ class NaturalPosteriorNetwork(Method):
             finetune: fit of the flow to the trained latents, or null to leave it out.
         """
 
-        title = "Natural Posterior Network"
-        rank = 80
-        log_density = "log N p(u)"
-
         latent: int = 16
         layers: int = 8
         entropy_weight: float = 1e-5
@@ -65,7 +59,6 @@ class NaturalPosteriorNetwork(Method):
         finetune: Descent | None = Descent(epochs=50, optimizer=Adam(lr=3e-2), clip_norm=10.0)
 
         def __post_init__(self) -> None:
-            """Refuse a latent space without dimensions or a flow without layers."""
             at_least(self, latent=1, layers=1, entropy_weight=0)
 
     config: Config

@@ -19,8 +19,6 @@ from density_softmax.nn.softmax import dirichlet
 from density_softmax.training import Descent, Estimate, Stage, Values
 from density_softmax.types import Batch, Prediction
 
-__all__ = ["PosteriorNetwork"]
-
 
 @final
 class PosteriorNetwork(Method):
@@ -36,7 +34,7 @@ class PosteriorNetwork(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="posterior_network"):
+    class Config(MethodConfig, kind="posterior_network", rank=70, log_density="log Σ N p(u | c)"):
         """The latent space, its densities and their training.
 
         Attributes:
@@ -46,17 +44,12 @@ class PosteriorNetwork(Method):
             descent: training of everything at once.
         """
 
-        title = "Posterior Network"
-        rank = 70
-        log_density = "log Σ N p(u | c)"
-
         latent: int = 16
         layers: int = 8
         entropy_weight: float = 0.01
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Refuse a latent space without dimensions or flows without layers."""
             at_least(self, latent=1, layers=1, entropy_weight=0)
 
     config: Config
@@ -71,7 +64,7 @@ class PosteriorNetwork(Method):
 
     def stages(self) -> tuple[Stage, ...]:
         """Count the classes, then train everything at once."""
-        count = Estimate("count", self._count, self._set_counts)
+        count = Estimate("count", self._count, lambda total: self.counts.copy_(total["counts"]))
         return count, self.train_stage(self.config.descent, lambda b: self.loss(b).mean())
 
     def forward(self, x: Tensor) -> Prediction:
@@ -107,6 +100,3 @@ class PosteriorNetwork(Method):
             label = int(batch.y[~legal][0])
             raise UserError(f"label {label}: labels must be 0 to {self.num_classes - 1}")
         return {"counts": F.one_hot(batch.y, self.num_classes).sum(0)}
-
-    def _set_counts(self, total: Values) -> None:
-        self.counts.copy_(total["counts"])

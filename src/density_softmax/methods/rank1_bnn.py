@@ -24,8 +24,6 @@ from density_softmax.nn.softmax.averaging import average_members, in_chunks, nll
 from density_softmax.training import Descent, Stage
 from density_softmax.types import Batch, Prediction
 
-__all__ = ["Rank1BNN"]
-
 
 @final
 class Rank1BNN(Method):
@@ -38,7 +36,7 @@ class Rank1BNN(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="rank1_bnn"):
+    class Config(MethodConfig, kind="rank1_bnn", title="Rank-1 BNN", rank=60):
         """How the posterior is learned and sampled.
 
         Attributes:
@@ -51,13 +49,9 @@ class Rank1BNN(Method):
             prior_std: the standard deviation σ₀ of the prior.
             annealing_epochs: after how many epochs the divergence counts in full.
             member_norm: give each member batch norms of its own.
-            l2: l2 · Σ w² over all but r and s is added to the loss, in place of a weight decay
-                of the optimizer, which would also pull at these.
+            l2: weight of Σ w² over all but r and s in the loss; weight decay would pull at these.
             descent: how the network is trained.
         """
-
-        title = "Rank-1 BNN"
-        rank = 60
 
         num_members: int = 4
         num_samples: int = 1
@@ -71,7 +65,6 @@ class Rank1BNN(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Reject what is no posterior."""
             at_least(self, num_members=1, num_samples=1, chunk=0, annealing_epochs=1, l2=0)
             for name in ("initial_std", "prior_std"):
                 if not getattr(self, name) > 0:

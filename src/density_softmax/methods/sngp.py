@@ -18,8 +18,6 @@ from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.training import Descent, Estimate, Stage
 from density_softmax.types import Batch, Prediction
 
-__all__ = ["SNGP"]
-
 
 @final
 class SNGP(Method):
@@ -36,7 +34,7 @@ class SNGP(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="sngp"):
+    class Config(MethodConfig, kind="sngp", title="SNGP", rank=100):
         """The constraint, the process and their training; uncertainty-baselines' for CIFAR-10.
 
         Attributes:
@@ -50,9 +48,6 @@ class SNGP(Method):
             descent: training of everything at once, on the cross entropy of softmax(g).
         """
 
-        title = "SNGP"
-        rank = 100
-
         bound: float | None = 6.0
         num_iterations: int = 1
         process: RandomFeatureProcess.Config = RandomFeatureProcess.Config()
@@ -61,7 +56,6 @@ class SNGP(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Reject logits that would grow with the variance."""
             if self.mean_field_factor < 0:
                 raise ConfigError(
                     f"mean_field_factor={self.mean_field_factor}: choose 0, which ignores the "

@@ -1,4 +1,4 @@
-"""Recipes: functions that return everything a run needs. `RECIPES` is their registry."""
+"""Recipes: everything a run needs, by the names of a recipe and of a method."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from density_softmax.config import ConfigError
 from density_softmax.recipes import cifar, digits, imagenet, toy
-from density_softmax.recipes.recipe import Recipe
+from density_softmax.recipes.recipe import Recipe, Suite
 
 __all__ = ["RECIPES", "Recipe", "get_recipe"]
 
-RECIPES: dict[str, Callable[[str], Recipe]] = {
+RECIPES: dict[str, Callable[[], Suite]] = {
     "toy": toy.toy,
     "digits": digits.digits,
     "cifar10_small": cifar.cifar10_small,
@@ -29,4 +29,10 @@ def get_recipe(name: str, method: str = "density_softmax") -> Recipe:
     """
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe '{name}'; there are: {', '.join(RECIPES)}")
-    return RECIPES[name](method)
+    suite = RECIPES[name]()
+    configs = {config.kind: config for config in suite.methods}
+    if method not in configs:
+        raise ConfigError(
+            f"recipe '{name}' has no method '{method}'; there are: {', '.join(configs)}"
+        )
+    return Recipe(name, suite.data, suite.encoder, configs[method], suite.engine)

@@ -13,7 +13,7 @@ from density_softmax.nn.layers.processes import RandomFeatureProcess
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
 from density_softmax.nn.softmax.scale import QuantileScale
 from density_softmax.recipes.attach import closed_form
-from density_softmax.recipes.recipe import Methods, Recipe, choose
+from density_softmax.recipes.recipe import Methods, Suite
 from density_softmax.training import Adam, Descent, OneCycle
 
 __all__ = ["digits"]
@@ -24,10 +24,10 @@ TRAIN = Descent(epochs=30, batch_size=64, optimizer=Adam(lr=5e-3), schedule=OneC
 PENALTY = FrobeniusPenalty.Config(weight=1e-3)
 
 METHODS: Methods = (
-    erm := methods.Deterministic.Config(descent=TRAIN),
+    methods.Deterministic.Config(descent=TRAIN),
     methods.TemperatureScaling.Config(descent=TRAIN),
     methods.ConstantTemperature.Config(penalty=PENALTY, descent=TRAIN),
-    methods.DeepEnsemble.Config(member=erm, num_members=4),
+    methods.DeepEnsemble.Config(member=methods.Deterministic.Config(descent=TRAIN), num_members=4),
     # 128 features or fewer need no projection. The variance falls with the number of samples, so
     # its factor must rise with them: uncertainty-baselines' 20 for all of CIFAR-10 would leave no
     # confidence behind a thousand images. π/8 is right for the probit (Liu et al. 2020).
@@ -63,17 +63,12 @@ METHODS: Methods = (
 )
 
 
-def digits(method: str = "density_softmax") -> Recipe:
-    """Digits of 8×8 with a WRN-10-1; shifts are their 15 corruptions in five severities.
-
-    Args:
-        method: the kind of the method.
-    """
-    return Recipe(
-        name="digits",
+def digits() -> Suite:
+    """Digits of 8×8 with a WRN-10-1; shifts are their 15 corruptions in five severities."""
+    return Suite(
         # Mirrored digits are other signs.
         data=ImageData(train="digits", shifts=("digits-c",), heldout=0.2, padding=1, flip=False),
         encoder=WideResNet.Config(depth=10, width=1),
-        method=choose("digits", METHODS, method),
+        methods=METHODS,
         engine=EngineConfig(threads=1),
     )

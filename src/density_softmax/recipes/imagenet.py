@@ -11,7 +11,7 @@ from density_softmax.nn.densities import FlowDensity
 from density_softmax.nn.layers.processes import RandomFeatureProcess
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
 from density_softmax.nn.softmax.scale import RangeScale
-from density_softmax.recipes.recipe import Methods, Recipe, choose
+from density_softmax.recipes.recipe import Methods, Suite
 from density_softmax.training import SGD, Adam, Descent, Steps
 
 __all__ = ["imagenet"]
@@ -32,10 +32,10 @@ PENALTY = FrobeniusPenalty.Config(weight=1e-1)
 SCALE = RangeScale.Config(low=-0.4, high=-0.3)
 
 METHODS: Methods = (
-    erm := methods.Deterministic.Config(descent=TRAIN),
+    methods.Deterministic.Config(descent=TRAIN),
     methods.TemperatureScaling.Config(descent=TRAIN),
     methods.ConstantTemperature.Config(PENALTY, TRAIN, temperature=1 / SCALE.middle),
-    methods.DeepEnsemble.Config(member=erm, num_members=4),
+    methods.DeepEnsemble.Config(member=methods.Deterministic.Config(descent=TRAIN), num_members=4),
     # The process is that of `baselines/imagenet/sngp.py` in uncertainty-baselines.
     methods.SNGP.Config(
         process=RandomFeatureProcess.Config(
@@ -72,10 +72,7 @@ METHODS: Methods = (
         descent=replace(TRAIN, epochs=180),
     ),
     methods.MIMO.Config(
-        num_members=2,
-        batch_repetition=2,
-        input_repetition=0.6,
-        descent=replace(TRAIN, epochs=150),
+        num_members=2, batch_repetition=2, input_repetition=0.6, descent=replace(TRAIN, epochs=150)
     ),
     methods.PosteriorNetwork.Config(descent=ADAM),
     methods.NaturalPosteriorNetwork.Config(
@@ -106,16 +103,12 @@ METHODS: Methods = (
 )
 
 
-def imagenet(method: str = "density_softmax") -> Recipe:
+def imagenet() -> Suite:
     """ImageNet with ResNet-50, the paper's settings; shift ImageNet-C.
 
     The scale range is that of the paper's table; its code has [−0.25, −0.15].
-
-    Args:
-        method: the kind of the method.
     """
-    return Recipe(
-        name="imagenet",
+    return Suite(
         data=ImageData(
             train="imagenet",
             shifts=("imagenet-c",),
@@ -126,5 +119,5 @@ def imagenet(method: str = "density_softmax") -> Recipe:
             workers=8,
         ),
         encoder=ResNet.Config(depth=50),
-        method=choose("imagenet", METHODS, method),
+        methods=METHODS,
     )

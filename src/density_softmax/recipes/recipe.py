@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from density_softmax.config import ConfigError, differences, without_places
+from density_softmax.config import differences, without_places
 from density_softmax.data.sources import DataConfig
 from density_softmax.engine.runtime import EngineConfig
 from density_softmax.methods.base import MethodConfig
 from density_softmax.nn.backbones.base import BackboneConfig
 from density_softmax.types import Data
 
-__all__ = ["Methods", "Recipe", "choose"]
+__all__ = ["Methods", "Recipe", "Suite"]
 
-Methods = tuple[MethodConfig, ...]  # the settings of every method in a recipe
+Methods = tuple[MethodConfig, ...]
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,10 @@ class Recipe:
         return ", ".join(change.removeprefix("method.") for change in found) or "default"
 
 
-def choose(recipe: str, methods: Methods, method: str) -> MethodConfig:
-    """The settings of a method in a recipe.
+class Suite(NamedTuple):
+    """What all methods share on one data set, and the settings of each."""
 
-    Args:
-        recipe: the name of the recipe, for an error.
-        methods: the settings of all of its methods.
-        method: the kind of the one to choose.
-    """
-    by_kind = {config.kind: config for config in methods}
-    if method not in by_kind:
-        raise ConfigError(
-            f"recipe '{recipe}' has no method '{method}'; there are: {', '.join(by_kind)}"
-        )
-    return by_kind[method]
+    data: DataConfig
+    encoder: BackboneConfig
+    methods: Methods
+    engine: EngineConfig = EngineConfig()

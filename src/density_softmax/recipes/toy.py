@@ -12,7 +12,7 @@ from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import FlowDensity
 from density_softmax.nn.layers.processes import RandomFeatureProcess
 from density_softmax.nn.lipschitz.penalty import PenaltyOptions, SpectralPenalty
-from density_softmax.recipes.recipe import Methods, Recipe, choose
+from density_softmax.recipes.recipe import Methods, Suite
 from density_softmax.training import Adam, Descent
 
 __all__ = ["toy"]
@@ -26,11 +26,11 @@ FASTER = replace(TRAIN, optimizer=Adam(lr=1e-3))
 PENALTY = SpectralPenalty.Config(weight=1e-2)
 
 METHODS: Methods = (
-    erm := methods.Deterministic.Config(descent=TRAIN),
+    methods.Deterministic.Config(descent=TRAIN),
     methods.TemperatureScaling.Config(descent=TRAIN),
     methods.ConstantTemperature.Config(penalty=PENALTY, descent=TRAIN),
     # Four members as in the paper's tables and in uncertainty-baselines.
-    methods.DeepEnsemble.Config(member=erm, num_members=4),
+    methods.DeepEnsemble.Config(member=methods.Deterministic.Config(descent=TRAIN), num_members=4),
     # Bound, kernel and factor of https://www.tensorflow.org/tutorials/understanding/sngp, with
     # orthogonal frequencies.
     methods.SNGP.Config(
@@ -74,7 +74,7 @@ METHODS: Methods = (
 )
 
 
-def toy(method: str = "density_softmax") -> Recipe:
+def toy() -> Suite:
     """The paper's toy experiments; `data.shape` chooses between moons and ovals.
 
     Epochs, batch size, optimizer, λ and the flow are the paper's. Ours are the standardised
@@ -82,15 +82,11 @@ def toy(method: str = "density_softmax") -> Recipe:
     penalty is the spectral norm of the paper's text: with the Frobenius norm of its demo
     (`method.penalty=frobenius`) both singular values share a length of 1, and 700 steps separate
     the moons less well.
-
-    Args:
-        method: the kind of the method.
     """
-    return Recipe(
-        name="toy",
+    return Suite(
         data=Toy(),
         encoder=ResFFN.Config(depth=12, width=128),
-        method=choose("toy", METHODS, method),
+        methods=METHODS,
         # Tensors this small are faster on one thread than on several.
         engine=EngineConfig(threads=1),
     )
