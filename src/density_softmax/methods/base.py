@@ -31,9 +31,8 @@ class Method(nn.Module, ABC):
     """A classifier that says what it does not know.
 
     A method writes a nested `Config`, whose kind registers it; `setup`, its layers behind the
-    encoder; `stages`, the algorithm box of its paper; and `forward`, the equation. It has no loop
-    over data, no optimizer, no device and no metric, and holds all that it learns or estimates as
-    a parameter or a buffer.
+    encoder; `stages`, the algorithm box of its paper; and `forward`, the equation. All that it
+    learns or estimates is a parameter or a buffer; loops, optimizers and metrics are elsewhere.
 
     Args:
         encoder: maps inputs to features, (batch, ...) to (batch, features).
@@ -135,9 +134,8 @@ class Method(nn.Module, ABC):
     def predict(self, x: Any, seed: int | None = None) -> Prediction:
         """Serve a batch in evaluation mode, on the model's device. Threads are served in turn.
 
-        A row with a NaN or an infinite value, or one too large to compute with, gets uniform
-        probabilities and infinite epistemic uncertainty; the others are served as usual. With a
-        seed, a method that draws samples repeats its predictions.
+        A row that is not finite, or too large to compute with, gets uniform probabilities and
+        infinite epistemic uncertainty. With a seed, a method that draws samples repeats itself.
         """
         x = as_batch(x, next(self.parameters()), self.example_dtype)
         # Modes and generators are those of all threads, and not every encoder can be shared.
@@ -190,8 +188,8 @@ class MethodConfig(Family):
     ) -> None:
         """Register a member by its kind, with what tables say of it."""
         super().__init_subclass__(kind)
-        cls.title = title or (kind or "").replace("_", " ").title()
-        cls.rank, cls.log_density = rank, log_density
+        title = title or (kind or "").replace("_", " ").title()
+        cls.title, cls.rank, cls.log_density = title, rank, log_density
 
     def build(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> Method:
         """An untrained method around `encoder`; `example` is a batch to measure widths with."""

@@ -96,4 +96,5 @@ class DeepEnsemble(Method):
                 "an ensemble has not: train its members as runs of their own, by "
                 "density-softmax train, or choose another member"
             )
-        return replace(stage, name=f"member{number}-{stage.name}")
+        # What it depends on besides is said of the member, not of the ensemble.
+        return replace(stage, name=f"member{number}-{stage.name}", settings=None, parts=())

