@@ -115,6 +115,11 @@ def test_importing_the_package_does_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_importing_a_module_from_the_package_does_not_import_the_methods():
+    code = "import sys; from density_softmax import serve; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_public_name_can_be_imported():
     for name in density_softmax.__all__:
         assert getattr(density_softmax, name) is not None

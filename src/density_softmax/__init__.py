@@ -40,9 +40,9 @@ def __getattr__(name: str) -> Any:
         return __dir__()
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name.startswith("_") or name not in dir(methods := import_module(f"{__name__}.methods")):
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(methods, name)
+    if name[:1].isupper():  # a method; modules, whose names are lower-case, must not import torch
+        return getattr(import_module(f"{__name__}.methods"), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
