@@ -27,7 +27,7 @@ __all__ = [
 RESERVED = ("train", "cost")
 
 
-class DataConfig(Family, ABC):
+class DataConfig(Family, ABC, package="density_softmax.data"):
     """The family of data configs. The seed decides what is held out and what is generated."""
 
     @abstractmethod

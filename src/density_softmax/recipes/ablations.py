@@ -140,6 +140,6 @@ def _without_density(recipe: Recipe) -> Variant:
     return {"method.scale": "constant"}
 
 
-def _others(kinds: dict[str, type], own: str) -> list[str]:
+def _others(kinds: Mapping[str, type], own: str) -> list[str]:
     """All kinds but the recipe's own, which may have settings of its own there."""
     return [kind for kind in kinds if kind != own]

@@ -67,7 +67,7 @@ class Backbone(Bounded, ABC):
         return chain_bound(self.chain(), x)
 
 
-class BackboneConfig(Family, ABC):
+class BackboneConfig(Family, ABC, package="density_softmax.nn.backbones"):
     """The family of backbone configs; each member builds its own backbone."""
 
     @abstractmethod

@@ -41,7 +41,7 @@ class Density(nn.Module, ABC):
         """How α is found, from training features."""
 
 
-class DensityConfig(Family, ABC):
+class DensityConfig(Family, ABC, package="density_softmax.nn.densities"):
     """The family of densities."""
 
     @abstractmethod
