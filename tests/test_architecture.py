@@ -14,7 +14,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # From the bottom up. A module may import from its own layer and from those below it.
 LAYERS = (
-    ("version", "errors"),
+    ("version", "errors", "lazy"),
     ("files", "config"),
     ("types", "serve"),
     ("training",),

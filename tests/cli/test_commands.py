@@ -105,7 +105,7 @@ def test_evaluate_gives_no_split_a_second_role(tmp_path, monkeypatch, capsys):
 
 def test_evaluate_on_sets_by_name_needs_data_that_have_names(run_directory, monkeypatch, capsys):
     assert call(monkeypatch, "evaluate", run_directory, "--ood", "svhn") == 2
-    assert "generated whole: leave --shift and --ood away" in capsys.readouterr().err
+    assert "generated whole: omit --shift and --ood" in capsys.readouterr().err
 
 
 def test_evaluate_bounds_the_lipschitz_constant_if_asked(run_directory, monkeypatch):
@@ -252,7 +252,7 @@ def test_an_interrupt_says_how_to_continue(monkeypatch, capsys):
 
 
 def test_a_killed_process_resumes_to_the_weights_of_an_undisturbed_one(tmp_path):
-    command = [sys.executable, "-m", "density_softmax", "train", "toy"]
+    command = [sys.executable, "-m", "density_softmax", "train", "toy", "--no-share"]
     command += settings(
         "method.representation.epochs=20",
         "method.density.descent.epochs=20",

@@ -190,13 +190,12 @@ class Run:
     @property
     def identity(self) -> dict[str, Any]:
         """What makes it itself, wherever it computes and reads."""
-        return _without_places(self._description())
+        return _identity(self._description())
 
     def exists(self) -> bool:
         """Whether its directory holds it, finished or not."""
-        return (self.path / "recipe.json").is_file() and self.identity == _without_places(
-            _read_json(self.path, "recipe.json")
-        )
+        stored = (self.path / "recipe.json").is_file()
+        return stored and self.identity == _identity(_read_json(self.path, "recipe.json"))
 
     def is_trained(self) -> bool:
         """Whether its directory holds it with all stages finished."""
@@ -299,9 +298,7 @@ class Run:
         """Values by split and metric as rows of this run."""
         names = self.recipe.name, self.kind, self.variant_text, self.seed
         return [
-            Row(*names, split, metric, value)
-            for split, values in found.items()
-            for metric, value in values.items()
+            Row(*names, split, *each) for split, values in found.items() for each in values.items()
         ]
 
     def _file(self, folder: str, split: str) -> Path:
@@ -381,7 +378,7 @@ def _may_come_first(file: Path) -> bool:
     return file.name in (MEMBERS, "environment.json") or file.suffix == ".part"
 
 
-def _without_places(description: Mapping[str, Any]) -> dict[str, Any]:
+def _identity(description: Mapping[str, Any]) -> dict[str, Any]:
     """What recipe.json says, but not where the run computes and reads; the variant follows."""
     recipe = description.get("recipe", {})
     data = DataConfig.members.get(recipe.get("data", {}).get("kind"))
