@@ -23,7 +23,7 @@ LAYERS = (
     ("engine",),
     ("recipes",),
     ("runs",),
-    ("report", "handover"),
+    ("report",),
     ("benchmark", "posthoc", "estimator", "deploy"),
     ("grid",),
     ("cli", "__main__"),

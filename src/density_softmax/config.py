@@ -18,23 +18,6 @@ from typing import Any, ClassVar, TypeVar
 from density_softmax.errors import UserError
 from density_softmax.lazy import import_modules
 
-__all__ = [
-    "ConfigError",
-    "Family",
-    "Members",
-    "assignment",
-    "at_least",
-    "differences",
-    "from_dict",
-    "override",
-    "parse_assignment",
-    "place",
-    "places",
-    "plain",
-    "to_dict",
-    "without_places",
-]
-
 C = TypeVar("C")
 F = TypeVar("F", bound="Family")
 

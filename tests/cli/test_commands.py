@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from density_softmax import benchmark
 from density_softmax.cli import main
 from density_softmax.recipes import prepare
 from density_softmax.runs.rows import read_rows
@@ -99,7 +98,7 @@ def test_evaluate_gives_no_split_a_second_role(tmp_path, monkeypatch, capsys):
     roles = {"digits-c/fog/1": "shift", tmp_path / "digits-c.npz": "mean over shifts"}
     for name, role in roles.items():
         assert call(monkeypatch, "evaluate", out, "--ood", name) == 2
-        assert f"has figures of it as {role}, and cannot have any as ood" in capsys.readouterr().err
+        assert f"has results of it as {role}, and cannot have any as ood" in capsys.readouterr().err
     assert contents(out) == before
 
 
@@ -132,7 +131,7 @@ def test_a_method_without_an_encoder_to_bound_is_refused_before_anything_is_pred
     run.claim(resume=False)
     run.save_rows([])
     before = contents(tmp_path)
-    monkeypatch.setattr(benchmark, "restore", lambda method, directory: None)  # as if trained
+    monkeypatch.setattr(Run, "_restore", lambda run, method: None)  # as if trained
     assert call(monkeypatch, "evaluate", tmp_path, "--lipschitz") == 2
     error = capsys.readouterr().err.strip()
     assert len(error.splitlines()) == 1

@@ -25,8 +25,6 @@ from density_softmax.report import results_text, write_report
 from density_softmax.runs.evaluation import METRICS
 from density_softmax.runs.run import Run, shared_root
 
-__all__ = ["listing", "run_benchmark", "run_demo", "run_latency"]
-
 # Ours, the paper's own scale, and the classifier that both are compared to.
 CONTENDERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deterministic", ()),

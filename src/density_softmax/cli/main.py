@@ -13,8 +13,6 @@ from rich.console import Console
 from density_softmax.cli.data import app as data_app
 from density_softmax.errors import UserError
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="density-softmax",
     help="Classifiers that know what they do not know, at the cost of one forward pass.",

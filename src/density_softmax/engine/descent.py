@@ -22,8 +22,6 @@ from density_softmax.methods.base import Method
 from density_softmax.training import Stage, Train, Values
 from density_softmax.types import Batch, Source
 
-__all__ = ["Descender", "Setting", "check_trainable", "only_trainable"]
-
 # Before the name of a monitored value in the record of epochs.
 HELDOUT = "heldout_"
 

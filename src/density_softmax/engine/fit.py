@@ -25,8 +25,6 @@ from density_softmax.methods.base import Method
 from density_softmax.training import Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Source
 
-__all__ = ["FeatureCache", "fit"]
-
 
 def fit(
     method: Method,

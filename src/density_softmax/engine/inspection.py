@@ -12,9 +12,6 @@ from density_softmax.engine.passes import all_reduce
 from density_softmax.errors import UserError
 from density_softmax.types import Batch, Source
 
-__all__ = ["InspectedSource", "Inspection"]
-
-
 # Samples looked at together before the first step.
 AT_ONCE = 256
 

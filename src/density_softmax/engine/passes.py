@@ -17,8 +17,6 @@ from density_softmax.nn.execution import seeded
 from density_softmax.training import Values
 from density_softmax.types import Batch, Prediction, Source
 
-__all__ = ["Part", "all_reduce", "collect", "num_batches", "predict", "share", "total"]
-
 # A batch norm that normalises by the batch has nothing to do with one sample.
 SMALLEST_BATCH = 2
 

@@ -24,8 +24,6 @@ from density_softmax.training import Descent, Stage, Train
 from density_softmax.types import Batch, Prediction
 from density_softmax.version import __version__
 
-__all__ = ["Method", "MethodConfig"]
-
 
 class Method(nn.Module, ABC):
     """A classifier that says what it does not know.

@@ -12,8 +12,6 @@ from density_softmax.nn.densities import DensityConfig
 from density_softmax.nn.softmax.scale import QuantileScale, RangeScale, ScaleConfig
 from density_softmax.recipes.recipe import Recipe
 
-__all__ = ["ABLATIONS", "Variant", "find_variants"]
-
 Variant = Mapping[str, Any]  # changes to the recipe: JSON values by path
 
 UNCHANGED: Variant = {}

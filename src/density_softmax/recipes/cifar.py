@@ -16,8 +16,6 @@ from density_softmax.recipes.attach import closed_form
 from density_softmax.recipes.recipe import Methods, Suite
 from density_softmax.training import SGD, Adam, Descent, OneCycle, Steps
 
-__all__ = ["cifar10", "cifar10_small", "cifar100"]
-
 # The paper's Table "hyper-params", with uncertainty-baselines' one epoch of warm-up; l2 2e-4 in
 # Keras is a weight decay of 4e-4 here.
 TRAIN = Descent(

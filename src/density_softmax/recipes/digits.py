@@ -16,8 +16,6 @@ from density_softmax.recipes.attach import closed_form
 from density_softmax.recipes.recipe import Methods, Suite
 from density_softmax.training import Adam, Descent, OneCycle
 
-__all__ = ["digits"]
-
 # Ours; where nothing else is said, a method has its published settings for CIFAR, which are the
 # defaults of its config.
 TRAIN = Descent(epochs=30, batch_size=64, optimizer=Adam(lr=5e-3), schedule=OneCycle())

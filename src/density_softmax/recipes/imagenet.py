@@ -14,8 +14,6 @@ from density_softmax.nn.softmax.scale import RangeScale
 from density_softmax.recipes.recipe import Methods, Suite
 from density_softmax.training import SGD, Adam, Descent, Steps
 
-__all__ = ["imagenet"]
-
 # The paper's; l2 1e-4 in Keras is a weight decay of 2e-4 here.
 TRAIN = Descent(
     epochs=90,

@@ -13,8 +13,6 @@ from density_softmax.methods.base import MethodConfig
 from density_softmax.nn.backbones.base import BackboneConfig
 from density_softmax.types import Data
 
-__all__ = ["Methods", "Recipe", "Suite"]
-
 # Sets to evaluate on: entries of data that training does not depend on.
 NOT_TRAINED_ON = ("shifts", "ood")
 

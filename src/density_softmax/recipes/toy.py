@@ -15,8 +15,6 @@ from density_softmax.nn.lipschitz.penalty import PenaltyOptions, SpectralPenalty
 from density_softmax.recipes.recipe import Methods, Suite
 from density_softmax.training import Adam, Descent
 
-__all__ = ["toy"]
-
 # Epochs, batch size and rate are the paper's: 700 steps of 1e-4.
 TRAIN = Descent(epochs=100, batch_size=128, optimizer=Adam(lr=1e-4))
 # Ours, where that is too little: DUE's means hardly leave 0, DUQ's held-out cross entropy stays at

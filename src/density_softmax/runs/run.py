@@ -26,8 +26,6 @@ from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.runs.rows import read_rows, write_rows
 from density_softmax.types import Data, Prediction, Row, Task
 
-__all__ = ["Run", "find_runs", "shared_root", "variant_text"]
-
 # Of recipe.json; a run of another format is not read.
 FORMAT = 2
 # Where runs go, and the name of a folder whose runs share finished stages.
@@ -129,8 +127,6 @@ class Run:
             words += ["--set", assignment(*change)]
         return words
 
-    # What it reads and trains
-
     @cached_property
     def data(self) -> Data:
         """Its data, loaded when they are first asked for."""
@@ -184,8 +180,6 @@ class Run:
         if len(record.finished) < len(method.stages()):
             raise UserError(f"{self.path}: is not finished; continue it with train --resume")
         record.restore(method)
-
-    # What it is, and what has become of it
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -243,8 +237,6 @@ class Run:
     def add_to_environment(self, values: Mapping[str, Any]) -> None:
         """Note more about how the run was made."""
         self._write_json("environment.json", {**self.environment(), **values})
-
-    # What it leaves
 
     def save_epochs(self, epochs: Sequence[Epoch]) -> None:
         """Write what each epoch reported, a line per value."""

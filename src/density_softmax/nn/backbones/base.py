@@ -13,8 +13,6 @@ from density_softmax.errors import UserError
 from density_softmax.nn.execution import evaluating
 from density_softmax.nn.lipschitz.bounds import Bounded, chain_bound, residual_bound
 
-__all__ = ["Backbone", "BackboneConfig", "Residual", "feature_width", "measure_width"]
-
 
 class Residual(Bounded, ABC):
     """y = s(x) + b(x), a linear shortcut plus a branch of modules that run one after another."""
