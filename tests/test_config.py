@@ -17,12 +17,12 @@ from density_softmax.config import (
     assignment,
     differences,
     from_dict,
+    local,
+    local_settings,
     override,
     parse_assignment,
-    place,
-    places,
     to_dict,
-    without_places,
+    without_local,
 )
 from density_softmax.data import Table
 from density_softmax.methods.base import MethodConfig
@@ -335,17 +335,17 @@ def test_where_is_left_out_of_a_config_and_of_its_parts() -> None:
     @dataclass(frozen=True)
     class Printer:
         ink: str = "black"
-        room: int | None = place(None)
+        room: int | None = local(None)
 
     @dataclass(frozen=True)
     class Job:
         pages: int = 1
-        folder: str = place(".")
+        folder: str = local(".")
         printer: Printer = Printer()
 
     moved = Job(2, "elsewhere", Printer("red", 7))
-    assert without_places(moved) == Job(2, printer=Printer("red"))
-    assert places(Job) == {"folder"}
+    assert without_local(moved) == Job(2, printer=Printer("red"))
+    assert local_settings(Job) == {"folder"}
 
 
 def test_a_member_that_cannot_be_made_of_its_kind_alone_is_written_in_full() -> None:

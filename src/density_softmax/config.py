@@ -39,25 +39,25 @@ def at_least(settings: object, **bounds: float) -> None:
             raise ConfigError(f"{name}={value}: choose {bound} or more")
 
 
-def place(default: Any) -> Any:
+def local(default: Any) -> Any:
     """A field that says where to compute or to read, not what: it names no variant of a result.
 
     Args:
         default: its default.
     """
-    return dataclasses.field(default=default, metadata={"place": True})
+    return dataclasses.field(default=default, metadata={"local": True})
 
 
-def places(config: Any) -> frozenset[str]:
+def local_settings(config: Any) -> frozenset[str]:
     """The names of the fields that say where to compute or read.
 
     Args:
         config: a config or its class.
     """
-    return frozenset(f.name for f in dataclasses.fields(config) if "place" in f.metadata)
+    return frozenset(f.name for f in dataclasses.fields(config) if "local" in f.metadata)
 
 
-def without_places(config: C) -> C:
+def without_local(config: C) -> C:
     """A copy in which the fields that say where to compute or read have their defaults.
 
     Args:
@@ -66,10 +66,10 @@ def without_places(config: C) -> C:
     new: dict[str, Any] = {}
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         value = getattr(config, field.name)
-        if field.name in places(config):
+        if field.name in local_settings(config):
             new[field.name] = field.default
         elif dataclasses.is_dataclass(value):
-            new[field.name] = without_places(value)
+            new[field.name] = without_local(value)
     return dataclasses.replace(config, **new)  # type: ignore[type-var]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
-from density_softmax.config import ConfigError, place
+from density_softmax.config import ConfigError, local
 from density_softmax.data.catalog import find_images
 from density_softmax.data.images import ImagePreparation, LabelledImages
 from density_softmax.data.readers import data_root
@@ -57,8 +57,8 @@ class ImageData(DataConfig, kind="images"):
     padding: int = 2
     flip: bool = True
     image_size: int | None = None
-    root: str | None = place(None)
-    workers: int = place(2)
+    root: str | None = local(None)
+    workers: int = local(2)
 
     def load(self, seed: int) -> Data:
         """Load training and held-out images, and the test, shifted and OOD sets."""

@@ -19,7 +19,7 @@ from lightning_fabric import Fabric
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import distributed
 
-from density_softmax.config import ConfigError, at_least, place
+from density_softmax.config import ConfigError, at_least, local
 from density_softmax.errors import UserError
 from density_softmax.version import __version__
 
@@ -45,15 +45,15 @@ class EngineConfig:
         checkpoint_seconds: an epoch that ends sooner after the last checkpoint makes none.
     """
 
-    accelerator: str = place("auto")
-    devices: int = place(1)
-    num_nodes: int = place(1)
-    strategy: str = place("auto")
+    accelerator: str = local("auto")
+    devices: int = local(1)
+    num_nodes: int = local(1)
+    strategy: str = local("auto")
     precision: str = "32-true"
-    feature_memory: int = place(2048)
-    predict_batch_size: int = place(512)
-    threads: int | None = place(None)
-    checkpoint_seconds: float = place(30.0)
+    feature_memory: int = local(2048)
+    predict_batch_size: int = local(512)
+    threads: int | None = local(None)
+    checkpoint_seconds: float = local(30.0)
 
     def __post_init__(self) -> None:
         """Refuse counts that count nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from density_softmax.config import without_places
+from density_softmax.config import without_local
 from density_softmax.engine import start
 from density_softmax.errors import UserError
 from density_softmax.methods.deterministic import Deterministic
@@ -92,7 +92,7 @@ def _by_name(runs: Sequence[Run]) -> dict[str, Run]:
 def _check_comparable(runs: Sequence[Run]) -> None:
     first, *others = runs
     for run in others:
-        same = without_places(run.recipe.data) == without_places(first.recipe.data)
+        same = without_local(run.recipe.data) == without_local(first.recipe.data)
         if not same or run.recipe.encoder != first.recipe.encoder:
             raise UserError(
                 f"{run.path}: has other data or another encoder than {first.path}; "

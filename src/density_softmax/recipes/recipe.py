@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-from density_softmax.config import ConfigError, differences, to_dict, without_places
+from density_softmax.config import ConfigError, differences, to_dict, without_local
 from density_softmax.data.sources import DataConfig
 from density_softmax.engine.runtime import EngineConfig
 from density_softmax.methods.base import MethodConfig
@@ -49,7 +49,7 @@ class Recipe:
 
         Where a run computes and reads makes no variant.
         """
-        return differences(without_places(default), without_places(self))
+        return differences(without_local(default), without_local(self))
 
     def evaluated_on(self, shifts: tuple[str, ...], ood: tuple[str, ...]) -> Recipe:
         """The same with these sets to evaluate on, besides its test set."""
@@ -63,7 +63,7 @@ class Recipe:
 
     def training_inputs(self, seed: int) -> dict[str, Any]:
         """What the training of a run with that seed reads, as JSON values, its method apart."""
-        recipe = to_dict(without_places(self))
+        recipe = to_dict(without_local(self))
         data = {k: v for k, v in recipe["data"].items() if k not in NOT_TRAINED_ON}
         return {
             "data": {**data, "seed": self.resolved_data_seed(seed)},

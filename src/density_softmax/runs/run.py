@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from density_softmax.config import assignment, from_dict, places, to_dict
+from density_softmax.config import assignment, from_dict, local_settings, to_dict
 from density_softmax.data.sources import DataConfig
 from density_softmax.engine.checkpoints import Checkpoints, Epoch
 from density_softmax.engine.runtime import EngineConfig, derive_seed, describe_environment
@@ -374,7 +374,7 @@ def _identity(description: Mapping[str, Any]) -> dict[str, Any]:
     """What recipe.json says, but not where the run computes and reads; the variant follows."""
     recipe = description.get("recipe", {})
     data = DataConfig.members.get(recipe.get("data", {}).get("kind"))
-    free = {"engine": places(EngineConfig), "data": places(data) if data else ()}
+    free = {"engine": local_settings(EngineConfig), "data": local_settings(data) if data else ()}
     parts = {
         part: {name: value for name, value in recipe.get(part, {}).items() if name not in names}
         for part, names in free.items()
