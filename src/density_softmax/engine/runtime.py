@@ -8,14 +8,16 @@ import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import distributed
 
 from density_softmax.config import ConfigError, at_least, place
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 __all__ = ["EngineConfig", "PeakMemory", "derive_seed", "is_first_process", "name_device", "start"]
 
@@ -71,6 +73,9 @@ def start(config: EngineConfig) -> Fabric:
 
 def _fabric(config: EngineConfig) -> Fabric:
     """Fabric knows what there is on this machine, and lists it where it refuses a choice."""
+    from lightning_fabric import Fabric
+    from lightning_fabric.utilities.exceptions import MisconfigurationException
+
     shunned = config.accelerator == "auto" and torch.backends.mps.is_available()
     try:
         fabric = Fabric(

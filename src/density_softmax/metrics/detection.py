@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 from torch import Tensor
 
 from density_softmax.metrics.scoring import _distributions, _ordered, entropy
@@ -29,6 +28,8 @@ def detection_scores(prediction: Prediction) -> dict[str, Tensor]:
 
 def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
     """Area under the ROC curve, P(s_out > s_in) + ½ P(s_out = s_in)."""
+    from sklearn.metrics import roc_auc_score
+
     return float(roc_auc_score(*_positives_and_ranks(scores_in, scores_out)))
 
 
@@ -37,6 +38,8 @@ def aupr(scores_in: Tensor, scores_out: Tensor) -> float:
 
     A score without information gets n_out / (n_in + n_out): compare values of equal ratios only.
     """
+    from sklearn.metrics import average_precision_score
+
     return float(average_precision_score(*_positives_and_ranks(scores_in, scores_out)))
 
 
@@ -46,6 +49,8 @@ def fpr95(scores_in: Tensor, scores_out: Tensor) -> float:
     P(s_in ≥ t) with t = max {t : P(s_out ≥ t) ≥ 0.95}.
     """
     # Keep every point: scikit-learn drops those on a slope, where the threshold may lie.
+    from sklearn.metrics import roc_curve
+
     fpr, tpr, _ = roc_curve(*_positives_and_ranks(scores_in, scores_out), drop_intermediate=False)
     return float(fpr[tpr >= 0.95][0])
 

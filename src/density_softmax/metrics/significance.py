@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import stdtr
 
 __all__ = ["paired_t_test"]
 
@@ -39,4 +38,6 @@ def paired_t_test(a: Sequence[float], b: Sequence[float]) -> float:
     if np.allclose(d, d.mean(), rtol=_ROUNDING, atol=0):
         return 0.0
     t = d.mean() / math.sqrt(d.var(ddof=1) / len(d))
+    from scipy.special import stdtr
+
     return float(2 * stdtr(len(d) - 1, -abs(t)))

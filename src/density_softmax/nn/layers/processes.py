@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -203,6 +202,8 @@ class SparseProcess(nn.Module):
                 f"training samples, {distinct} of them distinct and "
                 f"{int(z.isfinite().all(1).sum())} finite: choose fewer, or give more data"
             )
+        from sklearn.cluster import KMeans
+
         clusters = KMeans(num_inducing, n_init=1, random_state=0).fit(z.double().cpu().numpy())
         self.inducing_points.copy_(torch.as_tensor(clusters.cluster_centers_))
         self.model.covar_module.base_kernel.initialize(lengthscale=torch.pdist(z).mean())
