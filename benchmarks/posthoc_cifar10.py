@@ -285,7 +285,7 @@ def exported(method: Method, path: Path) -> onnxruntime.InferenceSession:
 @torch.no_grad()
 def predict(method: DensitySoftmax, features: Tensor) -> ds.Prediction:
     """The prediction from features of which the method may read only the first columns."""
-    width = max(columns.stop for columns in method.evidence.columns)
+    width = max(columns.stop for columns in method.typicality.columns)
     return method.predict_features(features[:, : max(method.num_features, width)])
 
 

@@ -15,7 +15,7 @@ from density_softmax.errors import UserError
 from density_softmax.methods import DensitySoftmax
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.execution import seeded
-from density_softmax.nn.taps import Listener
+from density_softmax.nn.taps import CallRecorder
 from density_softmax.recipes.attach import closed_form
 
 __all__ = ["attach"]
@@ -81,14 +81,11 @@ def around_checked(
         check_linear(encoder, inputs[0], output)
         return output.clone()  # what follows the head may overwrite it
 
-    listener = Listener(("", encoder.head_name), read)
-    listener.start(encoder.model)
-    try:
+    recorder = CallRecorder(("", encoder.head_name), read)
+    with recorder.recording(encoder.model):
         method = around(encoder, config, example)
-    finally:
-        listener.stop()
-    heard = listener.take()
-    check_head(encoder, heard[encoder.head_name], heard[""])
+    outputs = recorder.pop()
+    check_head(encoder, outputs[encoder.head_name], outputs[""])
     return method
 
 

@@ -187,7 +187,7 @@ def test_features_count_once_for_the_stage_that_is_the_first_to_read_them(
 
 
 def test_a_stage_changes_only_what_it_names():
-    method, density = small_method(), "evidence.densities.last"
+    method, density = small_method(), "typicality.densities.last"
     own = {
         "representation": ("encoder.", "head.linear."),
         "standardize": tuple(f"{density}.{name}" for name in ("mean", "scale", "log_volume")),

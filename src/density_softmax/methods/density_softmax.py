@@ -17,7 +17,7 @@ from density_softmax.nn.densities import Density, DensityConfig, FlowDensity
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty, PenaltyConfig
 from density_softmax.nn.softmax.head import Head, entropy_of_logits
 from density_softmax.nn.softmax.scale import QuantileScale, ScaleConfig
-from density_softmax.nn.softmax.typicality import Evidence, in_columns
+from density_softmax.nn.softmax.typicality import Typicality, in_columns
 from density_softmax.nn.taps import LayerReader
 from density_softmax.training import Adam, Descent, Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
@@ -85,12 +85,12 @@ class DensitySoftmax(Method):
         # Of a trained model the names are those that its owner knows.
         inside = "model" if isinstance(encoder, Headless) else ""
         reader = LayerReader(encoder, config.layers, inside)
-        with reader.listening(encoder):
+        with reader.reading(encoder):
             super().__init__(encoder, num_classes, config, example)
         self.reader = reader
         self.penalty = config.penalty.build()
         self.head = Head(self.num_features, num_classes)
-        self.evidence = Evidence(self._densities(example), config.energy)
+        self.typicality = Typicality(self._densities(example), config.energy)
         self.scale = config.scale.build()
 
     def stages(self) -> tuple[Stage, ...]:
@@ -103,7 +103,7 @@ class DensitySoftmax(Method):
             on="features",
             split=self.scale.fitted_on,
         )
-        before = (*self._representation(), *self.evidence.stages(), scale)
+        before = (*self._representation(), *self.typicality.stages(), scale)
         if self.config.head is None:
             return before
         # The energy is the head's own: with another head it has other constants.
@@ -143,9 +143,9 @@ class DensitySoftmax(Method):
 
     def features(self, x: Tensor) -> Tensor:
         """The last features z and, behind them, what the named layers gave."""
-        with self.reader.listening(self.encoder):
+        with self.reader.reading(self.encoder):
             z = self.encode(x)
-        return torch.cat([z, *self.reader.take()], dim=1) if self.config.layers else z
+        return torch.cat([z, *self.reader.pop()], dim=1) if self.config.layers else z
 
     def encode(self, x: Tensor) -> Tensor:
         """The last features alone."""
@@ -154,7 +154,7 @@ class DensitySoftmax(Method):
     def logits_and_log_prob(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """g(z) and log p(z), from what `features` returns."""
         raw = self.head.raw(self._last(features))
-        return raw / self.head.temperature, self.evidence(features, raw)
+        return raw / self.head.temperature, self.typicality(features, raw)
 
     def representation_loss(self, batch: Batch) -> Tensor:
         """Eq. 4: cross entropy + λ E(‖∂f/∂x‖ − 1)²."""
@@ -170,7 +170,7 @@ class DensitySoftmax(Method):
     @property
     def density(self) -> Density:
         """p(z; α); with layers, that of what they gave."""
-        first = next(iter(self.evidence.densities.values()))
+        first = next(iter(self.typicality.densities.values()))
         assert isinstance(first, Density)
         return first
 
@@ -180,7 +180,7 @@ class DensitySoftmax(Method):
         if self.config.layers:
             if example is None:
                 raise UserError("to read layers, build with example=, a batch of inputs")
-            widths = [h.shape[1] for h in self.reader.take()]  # of the pass that measured z
+            widths = [h.shape[1] for h in self.reader.pop()]  # of the pass that measured z
             shallow = {"layers": slice(self.num_features, self.num_features + sum(widths))}
             columns = shallow | columns if self.config.last else shallow
         build = self.config.density.build
@@ -188,11 +188,11 @@ class DensitySoftmax(Method):
 
     def _scale_statistics(self, batch: Batch) -> Values:
         raw = self.head.raw(self._last(batch.x))
-        return {"experts": self.evidence.experts(batch.x, raw), "logits": raw, "y": batch.y}
+        return {"experts": self.typicality.experts(batch.x, raw), "logits": raw, "y": batch.y}
 
     def _fit_scale(self, total: Values) -> None:
-        self.evidence.fit(total["experts"])
-        log_prob = self.evidence.combined(total["experts"])
+        self.typicality.fit(total["experts"])
+        log_prob = self.typicality.combined(total["experts"])
         self.head.temperature.fill_(self.scale.fit(log_prob, total["logits"], total["y"]))
 
     def _scaled_nll(self, batch: Batch) -> Tensor:

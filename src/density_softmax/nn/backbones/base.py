@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from density_softmax.config import Family
 from density_softmax.errors import UserError
 from density_softmax.nn.execution import evaluating
+from density_softmax.nn.lipschitz.bounds import Bounded
 
-__all__ = ["Backbone", "BackboneConfig", "feature_width"]
+__all__ = ["Backbone", "BackboneConfig", "feature_width", "measure_width"]
 
 
-class Backbone(nn.Module, ABC):
+class Backbone(Bounded, ABC):
     """Maps a batch of inputs to feature vectors: f(x) = z in R^num_features.
 
     Attributes:
@@ -27,10 +28,7 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def initialize(self) -> None:
-        """Draw the first weights, over those that the layers drew by themselves.
-
-        `__init__` ends with it.
-        """
+        """Draw the initial weights, in place of torch's defaults; `__init__` ends with it."""
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -42,12 +40,17 @@ class BackboneConfig(Family, ABC):
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...]) -> Backbone:
-        """A freshly initialised backbone for inputs of `input_shape` (without the batch)."""
+        """A newly initialised backbone for inputs of `input_shape` (without the batch)."""
 
 
 @torch.no_grad()
 def feature_width(encoder: nn.Module, example: Tensor | None = None) -> int:
-    """The width of an encoder's output: measured, told by it, or that of its last linear layer."""
+    """The width of an encoder's output: measured, its `num_features`, or that of its last layer.
+
+    Args:
+        encoder: any network.
+        example: inputs to measure the width on, (batch, ...).
+    """
     if example is not None:
         return measure_width(encoder, example)
     width = getattr(encoder, "num_features", None)
@@ -63,7 +66,12 @@ def feature_width(encoder: nn.Module, example: Tensor | None = None) -> int:
 
 
 def measure_width(encoder: nn.Module, example: Tensor) -> int:
-    """The width of what the encoder makes of a batch; its running statistics stay as they are."""
+    """The width of an encoder's output, from a pass in evaluation mode.
+
+    Args:
+        encoder: any network; its running statistics stay as they are.
+        example: inputs, (batch, ...).
+    """
     with evaluating(encoder):
         z = encoder(example)
     if z.ndim != 2:

@@ -9,20 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.config import at_least
-from density_softmax.nn.backbones.base import Backbone, BackboneConfig
+from density_softmax.nn.backbones.base import BackboneConfig
 from density_softmax.nn.backbones.resnet import (
+    POOL,
+    ImageBackbone,
     blocks_per_group,
-    conv1x1,
-    conv3x3,
+    conv,
     group,
-    he_normal_,
     image_channels,
 )
+from density_softmax.nn.lipschitz.bounds import Bounded, chain_bound, residual_bound
 
 __all__ = ["PreActivationBlock", "WideResNet"]
 
 
-class PreActivationBlock(nn.Module):
+class PreActivationBlock(Bounded):
     """y = s(x) + conv(relu(bn(conv(relu(bn(x)))))) with 3×3 convolutions.
 
     The shortcut s is the identity, or a 1×1 convolution where the shape changes. That
@@ -33,13 +34,13 @@ class PreActivationBlock(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(in_channels)
-        self.conv1 = conv3x3(in_channels, out_channels, stride)
+        self.conv1 = conv(in_channels, out_channels, 3, stride)
         self.bn2 = nn.BatchNorm2d(out_channels)
-        self.conv2 = conv3x3(out_channels, out_channels)
+        self.conv2 = conv(out_channels, out_channels, 3)
         self.activation = nn.ReLU()
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != out_channels:
-            self.shortcut = conv1x1(in_channels, out_channels, stride)
+            self.shortcut = conv(in_channels, out_channels, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output, at 1/stride of the size of `x`."""
@@ -48,9 +49,14 @@ class PreActivationBlock(nn.Module):
         y: Tensor = self.shortcut(x) + h
         return y
 
+    def lipschitz_bound(self, x: Tensor) -> tuple[float, Tensor]:
+        """That of shortcut and branch together."""
+        branch = (self.bn1, self.activation, self.conv1, self.bn2, self.activation, self.conv2)
+        return residual_bound(self.shortcut, branch, x)
+
 
 @final
-class WideResNet(Backbone):
+class WideResNet(ImageBackbone):
     """WRN-depth-width: groups of 16, 32 and 64 times `width` channels, without dropout.
 
     z = pool(relu(bn(x))) of the last group's output x. Blocks and initialisation are those of
@@ -89,7 +95,7 @@ class WideResNet(Backbone):
         super().__init__()
         n, k = blocks_per_group(config.depth, offset=4), config.width
         self.num_features = 64 * k
-        self.stem = conv3x3(in_channels, 16, config.stem_stride)
+        self.stem = conv(in_channels, 16, 3, config.stem_stride)
         self.group1 = group(PreActivationBlock, 16, 16 * k, n, stride=1)
         self.group2 = group(PreActivationBlock, 16 * k, 32 * k, n, stride=2)
         self.group3 = group(PreActivationBlock, 32 * k, 64 * k, n, stride=2)
@@ -98,13 +104,14 @@ class WideResNet(Backbone):
         self.memory_format = torch.channels_last if config.channels_last else torch.preserve_format
         self.initialize()
 
-    def initialize(self) -> None:
-        """He-normal convolutions."""
-        he_normal_(self)
-
     def forward(self, x: Tensor) -> Tensor:
         """The features of a batch of images, (batch, 64 · width)."""
         x = x.to(memory_format=self.memory_format)  # all layers below keep the format they are fed
         x = self.group3(self.group2(self.group1(self.stem(x))))
         h: Tensor = self.activation(self.bn(x))
         return h.mean(dim=(2, 3))
+
+    def lipschitz_bound(self, x: Tensor) -> tuple[float, Tensor]:
+        """The product over the stem, the blocks and what follows them."""
+        groups = (self.group1, self.group2, self.group3)
+        return chain_bound([self.stem, *groups, self.bn, self.activation, POOL], x)
