@@ -1,12 +1,11 @@
-"""What each fold of an export is worth behind the encoder: operations and latency without it.
+"""What fusing the Gaussian experts of an exported model is worth: operations and latency.
 
     python benchmarks/folding.py [--networks resnet20,...] [--out DIR]
 
-Density-Softmax around untrained encoders whose layers are bounded by spectral normalisation, so
-that every fold has something to do. Each is exported to ONNX with all folds, without one at a time
-and without any, next to ERM. Counted are the operations that onnxruntime runs after its own
-optimisations. Timed in turns, in one process, are whole graphs, relative to ERM's, and graphs of
-what stands behind the encoder, in microseconds more than ERM's.
+Density-Softmax as `attach` makes it, around untrained encoders, is exported to ONNX with and
+without the fusion, next to ERM. The operations are those that onnxruntime runs after its own
+optimisations. Whole graphs, relative to ERM's, and graphs of what follows the encoder, in
+microseconds more than ERM's, are timed in turns in one process.
 """
 
 from __future__ import annotations
@@ -24,32 +23,30 @@ import onnx
 import onnxruntime
 import torch
 from rich.progress import track
-from torch import Tensor, nn
+from torch import Tensor
 
-from density_softmax.deploy.folding import FOLDS
-from density_softmax.deploy.graph import Graph, to_onnx, trace
+from density_softmax.deploy.graph import Graph, OnnxArtifact, fuse_gaussians, trace
 from density_softmax.methods import DensitySoftmax, Deterministic, Method
 from density_softmax.metrics import Latency, interleaved_latency, latency_ratio
 from density_softmax.nn.backbones.base import BackboneConfig
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.backbones.resnet import CifarResNet
 from density_softmax.nn.backbones.wide_resnet import WideResNet
-from density_softmax.nn.lipschitz.spectral import constrain
 from density_softmax.recipes.attach import closed_form
 from density_softmax.runs.rows import write_rows
 from density_softmax.types import Row
 from timing import as_if_fitted, repeat
 
 IMAGE = (3, 32, 32)
-NETWORKS: dict[str, tuple[BackboneConfig, tuple[int, ...], DensitySoftmax.Config]] = {
-    "resnet20": (CifarResNet.Config(depth=20), IMAGE, closed_form(("layer1", "layer2"))),
-    "resnet20_last": (CifarResNet.Config(depth=20), IMAGE, closed_form(())),
-    "wide_resnet": (WideResNet.Config(depth=10, width=2), IMAGE, DensitySoftmax.Config()),
-    "resffn": (ResFFN.Config(), (2,), DensitySoftmax.Config()),
+NETWORKS: dict[str, tuple[BackboneConfig, tuple[int, ...], tuple[str, ...]]] = {
+    "resnet20": (CifarResNet.Config(depth=20), IMAGE, ("layer1", "layer2")),
+    "resnet20_last": (CifarResNet.Config(depth=20), IMAGE, ()),
+    "wide_resnet": (WideResNet.Config(depth=10, width=2), IMAGE, ("group1", "group2")),
+    "resffn": (ResFFN.Config(), (2,), ()),
 }
 BATCH_SIZES = (1, 32)
 TURN = 0.005  # seconds that a call is repeated for when it is its turn
-ERM, ALL, NONE = "ERM", "all folds", "no fold"
+ERM, FUSED, PLAIN = "ERM", "fused", "not fused"
 
 
 @dataclass(frozen=True)
@@ -78,11 +75,11 @@ def main() -> None:
 
 @torch.no_grad()
 def measure(name: str, args: argparse.Namespace) -> list[Row]:
-    """The numbers of one network as rows; the variant is what was folded."""
+    """The numbers of one network as rows; the variant is the form of the export."""
     x = draw(max(BATCH_SIZES), *NETWORKS[name][1])
     forms = {
-        form: export(method, folds, x, args.threads)
-        for form, (method, folds) in track(variants(name, x[:2]).items(), description=name)
+        form: export(method, form != PLAIN, x, args.threads)
+        for form, method in track(methods(name, x[:2]).items(), description=name)
     }
     values = {(form, "operations"): float(made.operations) for form, made in forms.items()}
     for size in BATCH_SIZES:
@@ -105,40 +102,26 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def variants(name: str, example: Tensor) -> dict[str, tuple[Method, list[str]]]:
-    """ERM, then ours: the method of each form and the folds to make."""
-    backbone, shape, config = NETWORKS[name]
-    erm = Deterministic(bounded(backbone, shape), 10, example=example)
-    ours = DensitySoftmax(bounded(backbone, shape), 10, config, example)
-    methods = [as_if_fitted(method).eval() for method in (erm, ours)]
-    forms: dict[str, tuple[Method, list[str]]] = {
-        ERM: (methods[0], [*FOLDS]),
-        ALL: (methods[1], [*FOLDS]),
-    }
-    graph = Graph(copy.deepcopy(methods[1])).eval()
-    for fold, make in FOLDS.items():
-        if make(graph, example):
-            forms[f"all but {fold}"] = (methods[1], [other for other in FOLDS if other != fold])
-    return {**forms, NONE: (methods[1], [])}
-
-
-def bounded(backbone: BackboneConfig, shape: tuple[int, ...]) -> nn.Module:
-    """An encoder with spectral normalisation."""
+def methods(name: str, example: Tensor) -> dict[str, Method]:
+    """The method of each form, in evaluation mode."""
+    backbone, shape, layers = NETWORKS[name]
     torch.manual_seed(0)
     encoder = backbone.build(shape)
-    constrain(encoder, 0.95, draw(2, *shape))
-    return encoder
+    erm = Deterministic(copy.deepcopy(encoder), 10, example=example)
+    ours = DensitySoftmax(encoder, 10, closed_form(layers), example)
+    found = {ERM: erm, FUSED: ours, PLAIN: ours}
+    return {form: as_if_fitted(method).eval() for form, method in found.items()}
 
 
-def export(method: Method, folds: Sequence[str], x: Tensor, threads: int) -> Form:
-    """Both graphs of a method, with some folds made."""
+def export(method: Method, fused: bool, x: Tensor, threads: int) -> Form:
+    """Both graphs of a method."""
     features = method.features(x)
     graph = Graph(copy.deepcopy(method)).eval()
-    for fold in folds:
-        FOLDS[fold](graph, x[:2])
-    whole, operations = session(to_onnx(trace(graph, x[:2])), threads)
+    if fused:
+        fuse_gaussians(graph)
+    whole, operations = session(OnnxArtifact.of(trace(graph, x[:2])).proto, threads)
     graph.method.features = lambda x: x  # type: ignore[method-assign]
-    behind, _ = session(to_onnx(trace(graph, features[:2])), threads)
+    behind, _ = session(OnnxArtifact.of(trace(graph, features[:2])).proto, threads)
     return Form(whole, behind, features, operations)
 
 
@@ -170,7 +153,7 @@ def seconds(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str,
 def table(rows: Sequence[Row]) -> str:
     """A line per form, in Markdown."""
     metrics = list(dict.fromkeys(row.metric for row in rows))
-    lines = ["| folded | " + " | ".join(metrics) + " |", "|---" * (len(metrics) + 1) + "|"]
+    lines = ["| | " + " | ".join(metrics) + " |", "|---" * (len(metrics) + 1) + "|"]
     for form in dict.fromkeys(row.variant for row in rows):
         cells = [f"{row.value:.4g}" for row in rows if row.variant == form]
         lines.append(f"| {form} | " + " | ".join(cells) + " |")

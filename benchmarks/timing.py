@@ -41,7 +41,7 @@ BACKBONES = {
     "small_wide_resnet": "cifar10_small",
 }
 DEFAULT_BACKBONES = "resffn,wide_resnet,resnet50"
-EAGER, FOLDED, ONNX = "eager", "folded", "exported"
+EAGER, ONNX = "eager", "exported"
 FEWEST, MOST = 5, 1000  # rounds
 LONG = 1.0  # seconds of a call that does not notice the caches
 TURN = 0.005  # seconds that a call is repeated for when it is its turn
