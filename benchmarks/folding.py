@@ -25,7 +25,7 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from density_softmax.deploy.graph import Graph, OnnxArtifact, fuse_gaussians, trace
+from density_softmax.deploy.graph import Graph, fuse_gaussians, to_onnx, trace
 from density_softmax.methods import DensitySoftmax, Deterministic, Method
 from density_softmax.metrics import Latency, interleaved_latency, latency_ratio
 from density_softmax.nn.backbones.base import BackboneConfig
@@ -119,9 +119,9 @@ def export(method: Method, fused: bool, x: Tensor, threads: int) -> Form:
     graph = Graph(copy.deepcopy(method)).eval()
     if fused:
         fuse_gaussians(graph)
-    whole, operations = session(OnnxArtifact.of(trace(graph, x[:2])).proto, threads)
+    whole, operations = session(to_onnx(trace(graph, x[:2])), threads)
     graph.method.features = lambda x: x  # type: ignore[method-assign]
-    behind, _ = session(OnnxArtifact.of(trace(graph, features[:2])).proto, threads)
+    behind, _ = session(to_onnx(trace(graph, features[:2])), threads)
     return Form(whole, behind, features, operations)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import density_softmax as ds
 from density_softmax.deploy import export as exporter
-from density_softmax.deploy.parity import TOLERANCE, ParityError, probes
+from density_softmax.deploy.parity import TOLERANCE, ParityError, _probes
 from density_softmax.errors import UserError
 from density_softmax.methods import Deterministic
 from density_softmax.serve.card import FALSE_ALARMS, Normalisation
@@ -269,7 +269,7 @@ def test_thresholds_that_are_no_numbers_are_refused(tmp_path):
 
 def test_probes_are_the_example_and_then_others():
     example = draw(2, 3)
-    rows = probes(example, 7)
+    rows = _probes(example, 7)
     assert torch.equal(rows[:2], example)
-    assert torch.equal(probes(example, 1), example[:1])
+    assert torch.equal(_probes(example, 1), example[:1])
     assert len(rows.unique(dim=0)) == 7

@@ -15,6 +15,7 @@ from density_softmax.deploy.graph import (
     OnnxArtifact,
     as_graph_input,
     fuse_gaussians,
+    to_onnx,
     trace,
 )
 from density_softmax.methods import Deterministic
@@ -41,7 +42,7 @@ def test_bounded_weights_are_constants_of_the_graph(encoder) -> None:
     torch.manual_seed(0)
     x = draw(3, *IMAGE_SHAPE)
     method = Deterministic(encoder(), 4, example=x).eval()
-    artifact = OnnxArtifact.of(trace(Graph(method).eval(), x))
+    artifact = OnnxArtifact(to_onnx(trace(Graph(method).eval(), x)))
     graph = artifact.proto.graph
     constants = {tensor.name for tensor in graph.initializer}
     layers = [node for node in graph.node if node.op_type in ("Conv", "Gemm")]

@@ -23,6 +23,7 @@ from density_softmax.deploy.graph import (
     Pt2Artifact,
     as_graph_input,
     fuse_gaussians,
+    to_onnx,
     trace,
 )
 from density_softmax.deploy.parity import check_flags, check_parity, check_precision
@@ -40,7 +41,7 @@ from density_softmax.version import __version__
 __all__ = ["Exported", "RunPredictor", "export", "export_run"]
 
 FORMATS: dict[str, Callable[[ExportedProgram], Artifact]] = {
-    ".onnx": OnnxArtifact.of,
+    ".onnx": lambda program: OnnxArtifact(to_onnx(program)),
     ".pt2": Pt2Artifact,
 }
 

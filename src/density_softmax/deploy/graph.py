@@ -38,6 +38,7 @@ __all__ = [
     "as_graph_input",
     "fuse_gaussians",
     "quiet",
+    "to_onnx",
     "trace",
 ]
 
@@ -183,11 +184,6 @@ class OnnxArtifact(Artifact):
     def __init__(self, proto: Any) -> None:
         self.proto = proto
 
-    @classmethod
-    def of(cls, program: ExportedProgram) -> OnnxArtifact:
-        """From a traced model."""
-        return cls(_to_onnx(program))
-
     def run(self, x: NDArray[Any]) -> Answer:
         """As a predictor runs it."""
         return Answer(*self._session.run(list(Answer._fields), {"x": x}))
@@ -236,7 +232,12 @@ class Pt2Artifact(Artifact):
         return buffer.getvalue()
 
 
-def _to_onnx(program: ExportedProgram) -> Any:
+def to_onnx(program: ExportedProgram) -> Any:
+    """A traced model as an ONNX `ModelProto`.
+
+    Args:
+        program: of `trace`.
+    """
     try:
         from onnxscript import optimizer
     except ModuleNotFoundError:

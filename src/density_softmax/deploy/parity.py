@@ -11,15 +11,7 @@ from density_softmax.methods.base import Method
 from density_softmax.serve.predictor import Answer
 from density_softmax.types import Prediction
 
-__all__ = [
-    "BATCH_SIZES",
-    "TOLERANCE",
-    "ParityError",
-    "check_flags",
-    "check_parity",
-    "check_precision",
-    "probes",
-]
+__all__ = ["ParityError", "check_flags", "check_parity", "check_precision"]
 
 BATCH_SIZES = (1, 7)
 # How much a probability may differ.
@@ -83,7 +75,7 @@ def check_parity(method: Method, artifact: Artifact, example: Tensor) -> dict[in
     """
     found = {}
     for size in BATCH_SIZES:
-        x = probes(example, size)
+        x = _probes(example, size)
         expected, answer = method.predict(x), _answer(artifact, x)
         found[size] = _difference(expected.probs, answer.probs)
         if not found[size] <= TOLERANCE:
@@ -104,7 +96,7 @@ def check_flags(artifact: Artifact, example: Tensor) -> None:
         artifact: an exported model.
         example: (batch, ...).
     """
-    x = probes(example, BATCH_SIZES[-1])
+    x = _probes(example, BATCH_SIZES[-1])
     if not x.is_floating_point():
         return
     x[1] = torch.nan
@@ -113,13 +105,8 @@ def check_flags(artifact: Artifact, example: Tensor) -> None:
         raise ParityError("the exported model does not flag a row of NaN: nothing was written")
 
 
-def probes(example: Tensor, num_rows: int) -> Tensor:
-    """The rows of the example, then the same rows again with noise of the same spread.
-
-    Args:
-        example: (batch, ...).
-        num_rows: how many rows to return.
-    """
+def _probes(example: Tensor, num_rows: int) -> Tensor:
+    """The rows of the example, then the same rows again with noise of the same spread."""
     rows = torch.arange(num_rows) % len(example)
     x = example[rows].clone()
     if x.is_floating_point() and num_rows > len(example):

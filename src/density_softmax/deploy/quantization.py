@@ -11,6 +11,7 @@ import ast
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,21 +65,10 @@ def quantized(proto: Any, calibration: Source) -> Any:
         calibration: data that sets the ranges of the activations.
     """
     import onnx
-    from onnxruntime.quantization import (
-        CalibrationDataReader,
-        QuantFormat,
-        QuantType,
-        quantize_static,
-    )
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.batches = _calibration_batches(calibration)
-
-        def get_next(self) -> dict[str, NDArray[Any]] | None:
-            return next(({"x": x} for x in self.batches), None)
-
+    feeds = ({"x": x} for x in _calibration_batches(calibration))
     with tempfile.TemporaryDirectory() as folder, quiet():
         files = [Path(folder) / name for name in ("float.onnx", "ready.onnx", "int8.onnx")]
         onnx.save(proto, files[0])
@@ -86,7 +76,7 @@ def quantized(proto: Any, calibration: Source) -> Any:
         quantize_static(
             files[1],
             files[2],
-            Reader(),
+            SimpleNamespace(get_next=lambda: next(feeds, None)),
             quant_format=QuantFormat.QDQ,
             nodes_to_quantize=_encoder_nodes(onnx.load(files[1])),
             activation_type=QuantType.QUInt8,
@@ -127,8 +117,8 @@ def measured_change(before: Run, after: Run, heldout: Source) -> Change:
         heldout: labelled in-domain data.
     """
     rows = [(y, before(x), after(x)) for x, y in batches_of(heldout)]
-    y = torch.cat([labels for labels, _, _ in rows])
-    answers = [_joined([row[when] for row in rows]) for when in (1, 2)]
+    labels, exact, rounded = zip(*rows, strict=True)
+    y, answers = torch.cat(labels), (_joined(exact), _joined(rounded))
     probs = [torch.from_numpy(answer.probs) for answer in answers]
     shift = answers[0].epistemic - answers[1].epistemic
     return Change(
