@@ -20,12 +20,15 @@ from density_softmax.errors import UserError
 __all__ = [
     "ConfigError",
     "Family",
+    "assignment",
     "at_least",
     "differences",
     "from_dict",
     "override",
+    "parse_assignment",
     "place",
     "places",
+    "plain",
     "to_dict",
     "without_places",
 ]
@@ -38,7 +41,12 @@ class ConfigError(UserError):
 
 
 def at_least(settings: object, **bounds: float) -> None:
-    """Refuse a field that is below its bound; null is below nothing."""
+    """Refuse a field that is below its bound.
+
+    Args:
+        settings: a config.
+        bounds: by field, the smallest value allowed; None is never too small.
+    """
     for name, bound in bounds.items():
         value = getattr(settings, name)
         if value is not None and value < bound:
@@ -46,17 +54,29 @@ def at_least(settings: object, **bounds: float) -> None:
 
 
 def place(default: Any) -> Any:
-    """A field that says where to compute or to read, not what: it names no variant of a result."""
+    """A field that says where to compute or to read, not what: it names no variant of a result.
+
+    Args:
+        default: its default.
+    """
     return dataclasses.field(default=default, metadata={"place": True})
 
 
 def places(config: Any) -> frozenset[str]:
-    """The names of these fields, of a config or of its class."""
+    """The names of the fields that say where to compute or read.
+
+    Args:
+        config: a config or its class.
+    """
     return frozenset(f.name for f in dataclasses.fields(config) if "place" in f.metadata)
 
 
 def without_places(config: C) -> C:
-    """A copy in which these fields have their defaults, also those of its parts."""
+    """A copy in which the fields that say where to compute or read have their defaults.
+
+    Args:
+        config: any config.
+    """
     new: dict[str, Any] = {}
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         value = getattr(config, field.name)
@@ -84,21 +104,36 @@ class Family:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A config as nested dictionaries of JSON values; family members carry their `kind`."""
+    """A config as nested dictionaries of JSON values; members of a family carry their `kind`.
+
+    Args:
+        config: any config.
+    """
     result: dict[str, Any] = {"kind": config.kind} if isinstance(config, Family) else {}
     for field in dataclasses.fields(config):
-        result[field.name] = _plain(getattr(config, field.name))
+        result[field.name] = plain(getattr(config, field.name))
     return result
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """An entry of a config as a JSON value.
+
+    Args:
+        value: a config, a tuple of entries, or a number, text, bool or None.
+    """
     if dataclasses.is_dataclass(value):
         return to_dict(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def from_dict(cls: type[C], values: Mapping[str, Any], path: str = "") -> C:
-    """The inverse of `to_dict`. Unknown and ill-typed entries raise with their path."""
+    """The inverse of `to_dict`.
+
+    Args:
+        cls: the class of the config, or its family.
+        values: as `to_dict` returns them. Unknown and ill-typed entries raise with their path.
+        path: where it stands in a larger config.
+    """
     values = dict(values)
     target: Any = cls
     if issubclass(cls, Family):
@@ -119,24 +154,49 @@ def from_dict(cls: type[C], values: Mapping[str, Any], path: str = "") -> C:
     return typing.cast(C, target(**built))
 
 
-def override(config: C, *assignments: str) -> C:
-    """A copy of `config` with every `path=value` changed, e.g. `method.scale=max`.
+def override(config: C, *changes: str | Mapping[str, Any]) -> C:
+    """A copy of a config with some of its entries changed.
 
-    Their order makes no difference, but that the last value of a path counts: what is set whole
-    is set together with its entries, some of which another kind may require.
+    The order makes no difference, except that the last value of a path counts: an entry that is
+    set whole is built together with the entries below it, some of which its kind may require.
+
+    Args:
+        config: a frozen dataclass.
+        changes: `path=value` texts as a user writes them, e.g. `method.scale=max`, or mappings
+            from paths to JSON values, as `differences` returns them.
     """
-    changes = dict(map(_read, assignments))
-    for keys in sorted(changes, key=len, reverse=True):
-        if keys[:-1] in changes:
-            changes[keys[:-1]] = _with_entry(changes[keys[:-1]], keys, changes.pop(keys))
-    return typing.cast(C, _changed(config, changes, ""))
+    wanted: dict[tuple[str, ...], Any] = {}
+    for change in changes:
+        values = dict([parse_assignment(change)]) if isinstance(change, str) else change
+        wanted |= {tuple(path.split(".")): value for path, value in values.items()}
+    for keys in sorted(wanted, key=len, reverse=True):
+        if keys[:-1] in wanted:
+            wanted[keys[:-1]] = _with_entry(wanted[keys[:-1]], keys, wanted.pop(keys))
+    return typing.cast(C, _changed(config, wanted, ""))
 
 
-def _read(assignment: str) -> tuple[tuple[str, ...], Any]:
-    path, equals, text = assignment.partition("=")
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """The path and the value of a `path=value` text.
+
+    Args:
+        text: the value is read as JSON where it is JSON (numbers, lists, true, null), and is the
+            text itself otherwise.
+    """
+    path, equals, value = text.partition("=")
     if not equals or not path:
-        raise ConfigError(f"'{assignment}' is not of the form path=value")
-    return tuple(path.split(".")), _parse(text)
+        raise ConfigError(f"'{text}' is not of the form path=value")
+    return path, _parse(value)
+
+
+def assignment(path: str, value: Any) -> str:
+    """The text from which `parse_assignment` reads this path and value.
+
+    Args:
+        path: such as `method.scale`.
+        value: a JSON value.
+    """
+    as_it_is = isinstance(value, str) and _parse(value) == value
+    return f"{path}={value if as_it_is else json.dumps(value)}"
 
 
 def _with_entry(whole: Any, keys: tuple[str, ...], value: Any) -> dict[str, Any]:
@@ -167,19 +227,24 @@ def _changed(config: Any, changes: Mapping[tuple[str, ...], Any], path: str) -> 
     return dataclasses.replace(config, **new)
 
 
-def differences(base: Any, other: Any, path: str = "") -> list[str]:
-    """The `path=value` assignments that turn the config `base` into `other`."""
-    found = []
+def differences(base: Any, other: Any, path: str = "") -> dict[str, Any]:
+    """The changes that turn one config into another: JSON values by path, as `override` reads.
+
+    Args:
+        base: the config to start from.
+        other: the config to arrive at, of the same class.
+        path: where the two stand in a larger config.
+    """
+    found: dict[str, Any] = {}
     for field in dataclasses.fields(other):
         here = _join(path, field.name)
         old, new = getattr(base, field.name), getattr(other, field.name)
         if dataclasses.is_dataclass(new) and type(new) is type(old):
-            found += differences(old, new, here)
+            found |= differences(old, new, here)
         elif isinstance(new, Family) and new != old and _has_defaults(new):
-            found += [f"{here}={new.kind}", *differences(type(new)(), new, here)]
+            found |= {here: new.kind, **differences(type(new)(), new, here)}
         elif new != old:
-            value = _without_defaults(new)
-            found.append(f"{here}={value if isinstance(value, str) else json.dumps(value)}")
+            found[here] = _without_defaults(new)
     return found
 
 
@@ -196,7 +261,7 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
 def _without_defaults(value: Any) -> Any:
     """As JSON values, of configs only what is not their default: the rest goes without saying."""
     if not dataclasses.is_dataclass(value):
-        return _plain(value)
+        return plain(value)
     result: dict[str, Any] = {"kind": value.kind} if isinstance(value, Family) else {}
     for field in dataclasses.fields(value):
         factory = field.default_factory

@@ -5,6 +5,7 @@ Nothing is ever unpickled: tensors are kept as safetensors.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ __all__ = [
     "central_box",
     "decode",
     "differences",
+    "hash_tensor",
     "load_tensors",
     "read_image",
     "replacing",
@@ -137,6 +139,19 @@ def load_tensors(
         raise StorageError(
             f"{path}: truncated or not a safetensors file ({error}); delete it and run again"
         ) from None
+
+
+def hash_tensor(digest: hashlib._Hash, tensor: Tensor) -> None:
+    """Add the type, the shape and the values of a tensor to a digest.
+
+    Args:
+        digest: such as `hashlib.sha256()`.
+        tensor: on any device.
+    """
+    import torch
+
+    digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

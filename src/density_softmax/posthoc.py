@@ -65,12 +65,12 @@ def attach(
         raise UserError(f"the model computes in {precision}: pass model.float()")
     device = next(model.parameters()).device
     with seeded(seed, device):
-        method = around_checked(encoder, config, next(sources[0].read([[0]], device)).x)
+        method = _around_checked(encoder, config, next(sources[0].read([[0]], device)).x)
     fit(method, *sources, seed=seed, engine=engine, progress=progress)
     return method
 
 
-def around_checked(
+def _around_checked(
     encoder: Headless, config: DensitySoftmax.Config, example: Tensor
 ) -> DensitySoftmax:
     """`around`, whose only pass also tells whether the head gives what the model returns."""
@@ -78,25 +78,31 @@ def around_checked(
     def read(name: str, inputs: Any, output: Any) -> Any:
         if name != encoder.head_name or not inputs:  # of which Headless tells
             return output
-        check_linear(encoder, inputs[0], output)
+        _check_linear(encoder, inputs[0], output)
         return output.clone()  # what follows the head may overwrite it
 
     recorder = CallRecorder(("", encoder.head_name), read)
     with recorder.recording(encoder.model):
         method = around(encoder, config, example)
     outputs = recorder.pop()
-    check_head(encoder, outputs[encoder.head_name], outputs[""])
+    _check_head(encoder, outputs[encoder.head_name], outputs[""])
     return method
 
 
 def around(encoder: Headless, config: DensitySoftmax.Config, example: Tensor) -> DensitySoftmax:
-    """An unfitted method that shares its head with the trained model."""
+    """An unfitted method that shares its head with the trained model.
+
+    Args:
+        encoder: the trained model, as an encoder.
+        config: the settings of the method.
+        example: a batch of inputs, (batch, ...).
+    """
     method = DensitySoftmax(encoder, encoder.head.out_features, config, example)
     method.head.linear = encoder.head
     return method
 
 
-def check_linear(encoder: Headless, z: Tensor, logits: Any) -> None:
+def _check_linear(encoder: Headless, z: Tensor, logits: Any) -> None:
     """Refuse a head that is more than W z + b, which is all that is taken from it.
 
     Called while the model runs: precision and a parametrised W are those of the pass.
@@ -110,7 +116,7 @@ def check_linear(encoder: Headless, z: Tensor, logits: Any) -> None:
         )
 
 
-def check_head(encoder: Headless, logits: Tensor, answer: Any) -> None:
+def _check_head(encoder: Headless, logits: Tensor, answer: Any) -> None:
     """Refuse a head whose outputs order the classes otherwise than what the model returns.
 
     A softmax or a temperature behind the head changes no order. Of models that do not return a

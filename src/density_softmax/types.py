@@ -118,7 +118,11 @@ class Data:
 
 
 def as_numbers(values: Any) -> Tensor | None:
-    """What a user calls numbers as a tensor, or None if they are none."""
+    """What a user calls numbers as a tensor, or None if they are none.
+
+    Args:
+        values: a tensor, an array, or anything that numpy makes one of.
+    """
     if isinstance(values, Tensor):
         return values
     # Torch takes neither read-only arrays nor negative strides: such are copied.

@@ -11,10 +11,10 @@ import pytest
 from safetensors.torch import load_file
 
 from density_softmax import benchmark
-from density_softmax.benchmark import identify, prepare
 from density_softmax.cli import main
+from density_softmax.recipes import prepare
 from density_softmax.runs.rows import read_rows
-from density_softmax.runs.run import RunDirectory
+from density_softmax.runs.run import Run
 
 SHORT = ("method.representation.epochs=2", "method.density.descent.epochs=2")
 
@@ -128,8 +128,9 @@ def test_a_method_without_an_encoder_to_bound_is_refused_before_anything_is_pred
     method, monkeypatch, tmp_path, capsys
 ):
     small = ("encoder.depth=1", "encoder.width=8", "data.num_points=80")
-    RunDirectory(tmp_path).claim(identify(prepare("toy", method, small), 0), resume=False)
-    RunDirectory(tmp_path).save_rows([])
+    run = Run(prepare("toy", method, small), path=tmp_path)
+    run.claim(resume=False)
+    run.save_rows([])
     before = contents(tmp_path)
     monkeypatch.setattr(benchmark, "restore", lambda method, directory: None)  # as if trained
     assert call(monkeypatch, "evaluate", tmp_path, "--lipschitz") == 2
@@ -245,7 +246,7 @@ def test_an_interrupt_says_how_to_continue(monkeypatch, capsys):
     def interrupted(what):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("density_softmax.cli.listing.listing", interrupted)
+    monkeypatch.setattr("density_softmax.cli.experiments.listing", interrupted)
     assert call(monkeypatch, "list", "methods") == 130
     assert capsys.readouterr().err.startswith("interrupted: a run continues with --resume")
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from density_softmax.benchmark import load_run
 from density_softmax.data.sources import as_source
 from density_softmax.deploy.graph import (
     Artifact,
@@ -33,6 +32,7 @@ from density_softmax.engine.progress import Bars
 from density_softmax.errors import UserError
 from density_softmax.files import write_bytes
 from density_softmax.methods.base import Method
+from density_softmax.runs.run import Run
 from density_softmax.serve.card import Card, Normalisation, thresholds_of
 from density_softmax.serve.predictor import Answer
 from density_softmax.types import Source
@@ -238,20 +238,19 @@ def _notes(parity: Mapping[int, float], change: Change | None) -> dict[str, Any]
     return notes if change is None else {**notes, "int8": change._asdict()}
 
 
-def export_run(run: Path, file: Path, *, int8: bool = False, progress: bool = True) -> Exported:
+def export_run(run: Run, file: Path, *, int8: bool = False, progress: bool = True) -> Exported:
     """Export the model of a run, with thresholds, class names and normalisation of its data.
 
     Args:
-        run: a finished run directory.
+        run: a finished run.
         file: ends in .onnx or .pt2.
         int8: quantise the encoder.
         progress: draw a progress bar.
     """
-    recipe, seed, method = load_run(run)
-    data = recipe.load_data(seed)
+    data = run.data
     rows = range(min(8, len(data.heldout)))
     return export(
-        method,
+        run.load(),
         file,
         example=next(data.heldout.read([rows], torch.device("cpu"))).x,
         heldout=data.heldout,
@@ -274,19 +273,19 @@ class RunPredictor:
     card: Card
 
     @classmethod
-    def of(cls, run: Path, threads: int = 0) -> RunPredictor:
-        """From a run directory, in one process; thresholds come from the held-out data.
+    def of(cls, run: Run, threads: int = 0) -> RunPredictor:
+        """From a run, in one process; thresholds come from the held-out data.
 
         Args:
-            run: a finished run directory.
+            run: a finished run.
             threads: CPU threads, 0 for all.
         """
-        recipe, seed, method = load_run(run)
-        data = recipe.load_data(seed)
-        fabric = start(replace(recipe.engine.in_one_process(), threads=threads or None))
+        method, engine = run.load(), run.recipe.engine
+        fabric = start(replace(engine.in_one_process(), threads=threads or None))
         fabric.to_device(method)
-        prediction, _ = predict(fabric, method, data.heldout, recipe.engine.predict_batch_size)
-        card = _card(method, data.task.input_shape, data.task.class_names, data.normalisation)
+        data, task = run.data, run.data.task
+        prediction, _ = predict(fabric, method, data.heldout, engine.predict_batch_size)
+        card = _card(method, task.input_shape, task.class_names, data.normalisation)
         return cls(method, replace(card, thresholds=thresholds_of(prediction.epistemic.numpy())))
 
     def predict(self, x: NDArray[Any]) -> Answer:

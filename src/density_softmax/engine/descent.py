@@ -275,7 +275,11 @@ class Descender:
 
 
 def check_trainable(stages: Iterable[Stage]) -> None:
-    """Refuse a stage that has nothing left to train, because all of it was frozen before."""
+    """Refuse a stage that has nothing left to train, because all of it was frozen before.
+
+    Args:
+        stages: of a method.
+    """
     for stage in stages:
         if isinstance(stage, Train) and not any(p.requires_grad for p in stage.parameters):
             raise UserError(
@@ -286,7 +290,12 @@ def check_trainable(stages: Iterable[Stage]) -> None:
 
 @contextlib.contextmanager
 def only_trainable(method: nn.Module, stage: Train) -> Iterator[None]:
-    """Inside, the stage's parameters require gradients, except those that their owner froze."""
+    """Inside, the stage's parameters require gradients, except those that their owner froze.
+
+    Args:
+        method: all of whose parameters are set.
+        stage: whose parameters are trained.
+    """
     wanted = {id(parameter) for parameter in stage.parameters}
     before = [(parameter, parameter.requires_grad) for parameter in method.parameters()]
     for parameter, free in before:
@@ -300,7 +309,11 @@ def only_trainable(method: nn.Module, stage: Train) -> Iterator[None]:
 
 
 def set_modes(module: nn.Module) -> None:
-    """Training mode, but evaluation mode for every part whose weights are all frozen."""
+    """Training mode, but evaluation mode for every part whose weights are all frozen.
+
+    Args:
+        module: a method, or a part of one.
+    """
     frozen = [not parameter.requires_grad for parameter in module.parameters()]
     module.training = not (frozen and all(frozen))
     for child in module.children():

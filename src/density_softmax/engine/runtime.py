@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import distributed
 
 from density_softmax.config import ConfigError, at_least, place
+from density_softmax.errors import UserError
+from density_softmax.version import __version__
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = ["EngineConfig", "PeakMemory", "derive_seed", "is_first_process", "name_device", "start"]
+__all__ = [
+    "EngineConfig",
+    "PeakMemory",
+    "derive_seed",
+    "describe_environment",
+    "is_first_process",
+    "name_device",
+    "on_first_process",
+    "start",
+]
 
+PACKAGES = ("torch", "lightning-fabric", "numpy", "scikit-learn", "safetensors")
 MEGABYTE = 2**20
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -63,7 +78,11 @@ class EngineConfig:
 
 
 def start(config: EngineConfig) -> Fabric:
-    """A launched Fabric: from here on there are as many processes as asked for."""
+    """A launched Fabric: from here on there are as many processes as asked for.
+
+    Args:
+        config: devices, processes and precision.
+    """
     fabric = _fabric(config)
     fabric.launch()
     if config.threads is not None:
@@ -101,6 +120,24 @@ def is_first_process() -> bool:
     return not several or distributed.get_rank() == 0
 
 
+def on_first_process(fabric: Fabric, action: Callable[[], object]) -> None:
+    """Let one process act; all of them wait for it, and learn of a refusal.
+
+    Args:
+        fabric: the processes.
+        action: what the first of them does.
+    """
+    refusal = None
+    if fabric.is_global_zero:
+        try:
+            action()
+        except UserError as error:
+            refusal = str(error)
+    refusal = fabric.broadcast(refusal)
+    if refusal is not None:
+        raise UserError(refusal)
+
+
 def derive_seed(*keys: int) -> int:
     """A seed from a tuple of numbers.
 
@@ -111,7 +148,11 @@ def derive_seed(*keys: int) -> int:
 
 
 def name_device(device: torch.device) -> str:
-    """What a device is called by its maker."""
+    """What a device is called by its maker.
+
+    Args:
+        device: a torch device.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":
@@ -150,3 +191,16 @@ class PeakMemory:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak * (1 if sys.platform == "darwin" else 1024) / MEGABYTE
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions and hardware, for whoever wants to repeat a run."""
+    return {
+        "density-softmax": __version__,
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }

@@ -74,6 +74,10 @@ def run_job(
 
     The process stops when its standard input ends, and that is when this one does: a job never
     outlives whoever waits for it, even one that was killed.
+
+    Args:
+        job: the command.
+        begun: called with the process once it runs.
     """
     start = time.perf_counter()
     command = [sys.executable, "-m", "density_softmax.cli.attended", *job.words]
@@ -96,7 +100,12 @@ def run_job(
 
 
 def describe_failure(code: int, log: Path) -> str:
-    """Why a process with this exit code failed, in a line; empty if it did not."""
+    """Why a process with this exit code failed, in a line; empty if it did not.
+
+    Args:
+        code: the exit code of a process, negative if a signal ended it.
+        log: what the process printed.
+    """
     if code == 0:
         return ""
     if code < 0:

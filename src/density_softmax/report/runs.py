@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from density_softmax.config import to_dict
 from density_softmax.errors import UserError
 from density_softmax.report.names import (
     changed_part,
@@ -19,7 +19,7 @@ from density_softmax.report.names import (
     variant_of_data,
     variant_of_line,
 )
-from density_softmax.runs.run import RunDirectory
+from density_softmax.runs.run import Run as StoredRun
 from density_softmax.types import Row
 
 __all__ = [
@@ -47,9 +47,9 @@ class Run:
     seed: int
 
     @property
-    def directory(self) -> RunDirectory:
+    def directory(self) -> StoredRun:
         """Access to its files."""
-        return RunDirectory(self.path)
+        return StoredRun.at(self.path)
 
     @property
     def method(self) -> str:
@@ -179,15 +179,8 @@ def _recipes(path: Path) -> list[Path]:
 
 
 def _read(place: Path) -> Run:
-    identity = RunDirectory(place).identity()
-    try:
-        run = Run(place, identity["recipe"], str(identity["variant"]), int(identity["seed"]))
-        json.dumps([run.key, run.data])
-    except (KeyError, TypeError, ValueError):
-        raise UserError(
-            f"{place / 'recipe.json'}: does not describe a run; delete it or name other runs"
-        ) from None
-    return run
+    run = StoredRun.at(place)
+    return Run(place, to_dict(run.recipe), run.variant_text, run.seed)
 
 
 def _order(run: Run) -> tuple[str, tuple[int, str, bool, str], int, str]:
