@@ -90,9 +90,8 @@ def test_fused_gaussians_give_the_same_typicality(columns: list[slice], energy: 
     expected = network["typicality"](z, logits_of(z))
     assert fuse_gaussians(network) == ["typicality"]
     assert isinstance(network["typicality"], FusedGaussians)
-    torch.testing.assert_close(
-        network["typicality"](z, logits_of(z)), expected, rtol=1e-4, atol=1e-3
-    )
+    found = network["typicality"](z, logits_of(z))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_a_typicality_with_other_densities_is_left_alone() -> None:

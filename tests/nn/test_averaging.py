@@ -5,7 +5,6 @@ import torch
 from torch.distributions import Categorical
 
 from density_softmax.nn.softmax.averaging import (
-    average_chunks,
     average_members,
     average_probs,
     nll_of_average,
@@ -61,7 +60,7 @@ def test_nll_is_of_the_mean_probability_and_not_the_mean_of_the_nlls():
 @pytest.mark.parametrize("sizes", [[5], [2, 3], [1, 1, 3]])
 def test_parts_of_any_size_give_the_average_of_all(sizes: list[int]):
     parts = LOGITS.split(sizes)
-    for ours, theirs in zip(average_chunks(iter(parts)), average_members(LOGITS), strict=True):
+    for ours, theirs in zip(average_members(iter(parts)), average_members(LOGITS), strict=True):
         torch.testing.assert_close(ours, theirs)
     y = torch.arange(7) % 4
     nlls = [nll_of_average(part, y) for part in parts]

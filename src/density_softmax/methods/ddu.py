@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.densities import GaussianMixtureDensity
-from density_softmax.nn.layers.surgery import make_sensitive
+from density_softmax.nn.layers.surgery import prevent_feature_collapse
 from density_softmax.nn.lipschitz.spectral import constrain
 from density_softmax.nn.softmax.head import Head, entropy_of_logits
 from density_softmax.training import Descent, Stage, Train, Values
@@ -60,7 +60,7 @@ class DDU(Method):
         example: Tensor | None = None,
     ) -> None:
         config = config or DDU.Config()
-        make_sensitive(encoder)
+        prevent_feature_collapse(encoder)
         super().__init__(encoder, num_classes, config, example)
         if config.bound is not None:
             constrain(encoder, config.bound, example, config.num_iterations, config.norms)

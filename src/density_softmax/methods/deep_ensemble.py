@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from density_softmax.config import at_least
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.layers.surgery import fresh_copy
+from density_softmax.nn.layers.surgery import reinitialized_copy
 from density_softmax.nn.softmax.averaging import average_probs
 from density_softmax.training import Stage
 from density_softmax.types import Prediction
@@ -75,7 +75,7 @@ class DeepEnsemble(Method):
     ) -> None:
         config = config or DeepEnsemble.Config()
         # Copied before a member is built, which may change the layers of its encoder.
-        encoders = [encoder, *(fresh_copy(encoder) for _ in range(config.num_members - 1))]
+        encoders = [encoder, *(reinitialized_copy(encoder) for _ in range(config.num_members - 1))]
         super().__init__(encoder, num_classes, config, example)
         del self.encoder  # it is the first member's, and would be saved twice
         members = [config.member.build(each, num_classes, example) for each in encoders]

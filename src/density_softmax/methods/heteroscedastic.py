@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from density_softmax.config import ConfigError, at_least
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.softmax.averaging import average_chunks, nll_of_average, nll_of_chunks
+from density_softmax.nn.softmax.averaging import average_members, nll_of_average, nll_of_chunks
 from density_softmax.nn.softmax.head import GaussianHead, GaussianLogits, Noise
 from density_softmax.training import Descent, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
@@ -91,7 +91,7 @@ class Heteroscedastic(Method):
     def forward(self, x: Tensor) -> Prediction:
         """1/S Σ_s softmax(u_s / T), and what the samples disagree about."""
         u = self.logits(x)
-        return average_chunks(u.sample(noise) for noise in self._draw(u))
+        return average_members(u.sample(noise) for noise in self._draw(u))
 
     def logits(self, x: Tensor) -> GaussianLogits:
         """The distribution of u / T."""

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from density_softmax.config import ConfigError, at_least
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.layers.surgery import side_by_side, widen_input
+from density_softmax.nn.layers.surgery import concatenate_inputs, widen_input
 from density_softmax.nn.softmax.averaging import average_members, nll_of_average
 from density_softmax.nn.softmax.head import Head
 from density_softmax.training import Descent, Stage, Train, Values
@@ -89,7 +89,7 @@ class MIMO(Method):
 
     def features(self, x: Tensor) -> Tensor:
         """f(x, ..., x)."""
-        return super().features(side_by_side(x.expand(self.config.num_members, *x.shape)))
+        return super().features(concatenate_inputs(x.expand(self.config.num_members, *x.shape)))
 
     def deal(self, num_samples: int, device: torch.device | None = None) -> Tensor:
         """Which sample of a training batch each member sees at each place, (members, places).
@@ -106,7 +106,7 @@ class MIMO(Method):
     def member_nlls(self, batch: Batch) -> Tensor:
         """−log softmax(g_m(f(x_1, ..., x_M)))_{y_m} at each place, (members, places)."""
         dealt = self.deal(len(batch.y), batch.y.device)
-        logits = self.member_logits(super().features(side_by_side(batch.x[dealt])))
+        logits = self.member_logits(super().features(concatenate_inputs(batch.x[dealt])))
         return F.cross_entropy(logits.movedim(-1, 1), batch.y[dealt], reduction="none")
 
     def member_logits(self, z: Tensor) -> Tensor:

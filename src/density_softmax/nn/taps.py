@@ -54,7 +54,8 @@ class CallRecorder:
     @contextlib.contextmanager
     def recording(self, model: nn.Module) -> Iterator[None]:
         """A context for one pass through `model` on this thread."""
-        thread, values = _thread(), dict[str, Any]()
+        thread = _thread()
+        values: dict[str, Any] = {}
         hooks: list[dict[int, Any]] = []
         if torch.compiler.is_dynamo_compiling():
             _register_permanently(self, model)

@@ -1,8 +1,9 @@
-"""The contract of every encoder that a recipe can name."""
+"""The contract of every encoder that a recipe can name, and of the residual blocks in it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,30 @@ from torch import Tensor, nn
 from density_softmax.config import Family
 from density_softmax.errors import UserError
 from density_softmax.nn.execution import evaluating
-from density_softmax.nn.lipschitz.bounds import Bounded
+from density_softmax.nn.lipschitz.bounds import Bounded, chain_bound, residual_bound
 
-__all__ = ["Backbone", "BackboneConfig", "feature_width", "measure_width"]
+__all__ = ["Backbone", "BackboneConfig", "Residual", "feature_width", "measure_width"]
+
+
+class Residual(Bounded, ABC):
+    """y = s(x) + b(x), a linear shortcut plus a branch of modules that run one after another."""
+
+    @abstractmethod
+    def paths(self) -> tuple[nn.Module, Sequence[nn.Module]]:
+        """s, and the modules of b."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output of the block."""
+        shortcut, branch = self.paths()
+        h = x
+        for module in branch:
+            h = module(h)
+        y: Tensor = shortcut(x) + h
+        return y
+
+    def lipschitz_bound(self, x: Tensor) -> tuple[float, Tensor]:
+        """That of shortcut and branch together."""
+        return residual_bound(*self.paths(), x)
 
 
 class Backbone(Bounded, ABC):
@@ -31,8 +53,18 @@ class Backbone(Bounded, ABC):
         """Draw the initial weights, in place of torch's defaults; `__init__` ends with it."""
 
     @abstractmethod
+    def chain(self) -> Sequence[nn.Module]:
+        """The modules of f, which run one after another."""
+
     def forward(self, x: Tensor) -> Tensor:
         """The features of a batch, (batch, num_features)."""
+        for module in self.chain():
+            x = module(x)
+        return x
+
+    def lipschitz_bound(self, x: Tensor) -> tuple[float, Tensor]:
+        """The product over the chain."""
+        return chain_bound(self.chain(), x)
 
 
 class BackboneConfig(Family, ABC):

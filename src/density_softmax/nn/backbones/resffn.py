@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from torch import Tensor, nn
+from torch import nn
 
 from density_softmax.config import ConfigError, at_least
-from density_softmax.nn.backbones.base import Backbone, BackboneConfig
-from density_softmax.nn.lipschitz.bounds import Bounded, chain_bound, residual_bound
+from density_softmax.nn.backbones.base import Backbone, BackboneConfig, Residual
 
 __all__ = ["ResFFN"]
+
+IDENTITY = nn.Identity()
 
 
 @final
@@ -29,7 +31,7 @@ class ResFFN(Backbone):
 
     @dataclass(frozen=True)
     class Config(BackboneConfig, kind="resffn"):
-        """ResFFN-12-128 unless told otherwise (Table "hyper-params" of the paper)."""
+        """By default ResFFN-12-128 (Table "hyper-params" of the paper)."""
 
         depth: int = 12
         width: int = 128
@@ -58,19 +60,12 @@ class ResFFN(Backbone):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The features of a batch, (batch, width)."""
-        h: Tensor = self.input(x)
-        for block in self.blocks:
-            h = block(h)
-        return h
-
-    def lipschitz_bound(self, x: Tensor) -> tuple[float, Tensor]:
-        """The product over the first layer and the blocks."""
-        return chain_bound([self.input, *self.blocks], x)
+    def chain(self) -> Sequence[nn.Module]:
+        """The first layer and the blocks."""
+        return self.input, *self.blocks
 
 
-class ResidualBlock(Bounded):
+class ResidualBlock(Residual):
     """h + relu(W h + b)."""
 
     def __init__(self, width: int) -> None:
@@ -78,10 +73,6 @@ class ResidualBlock(Bounded):
         self.linear = nn.Linear(width, width)
         self.activation = nn.ReLU()
 
-    def forward(self, h: Tensor) -> Tensor:
-        """The input plus its residual."""
-        return h + self.activation(self.linear(h))
-
-    def lipschitz_bound(self, x: Tensor) -> tuple[float, Tensor]:
-        """That of the identity and the branch together."""
-        return residual_bound(nn.Identity(), [self.linear, self.activation], x)
+    def paths(self) -> tuple[nn.Module, Sequence[nn.Module]]:
+        """The identity, and relu(W h + b)."""
+        return IDENTITY, (self.linear, self.activation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -11,16 +11,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from density_softmax.config import ConfigError
-from density_softmax.nn.backbones.base import Backbone, BackboneConfig
-from density_softmax.nn.lipschitz.bounds import Bounded, LinearMap, chain_bound, residual_bound
+from density_softmax.nn.backbones.base import Backbone, BackboneConfig, Residual
+from density_softmax.nn.lipschitz.bounds import LinearMap
 
 __all__ = [
-    *("BasicBlock", "Bottleneck", "CifarResNet", "ImageBackbone", "POOL", "ResNet"),
-    *("SubsampleAndPad", "blocks_per_group", "conv", "group", "image_channels"),
+    "MEAN_POOL",
+    "BasicBlock",
+    "Bottleneck",
+    "CifarResNet",
+    "ImageBackbone",
+    "ResNet",
+    "SubsampleAndPad",
+    "blocks_per_group",
+    "conv",
+    "group",
+    "image_channels",
 ]
-
-# The mean over pixels as a layer, for bounds; networks call `x.mean(dim=(2, 3))`.
-POOL = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 def image_channels(input_shape: tuple[int, ...]) -> int:
@@ -104,7 +110,19 @@ class SubsampleAndPad(LinearMap):
         return F.pad(x[:, :, :: self.stride, :: self.stride], self.padding)
 
 
-class BasicBlock(Bounded):
+class MeanOverPixels(LinearMap):
+    """(batch, channels, height, width) to (batch, channels)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean of each channel."""
+        return x.mean(dim=(2, 3))
+
+
+MAX_POOL = nn.MaxPool2d(3, stride=2, padding=1)
+MEAN_POOL = MeanOverPixels()
+
+
+class BasicBlock(Residual):
     """y = relu(s(x) + bn(conv(relu(bn(conv(x)))))) with 3×3 convolutions and an option-A s."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
@@ -116,20 +134,17 @@ class BasicBlock(Bounded):
         self.activation = nn.ReLU()
         self.shortcut = SubsampleAndPad(in_channels, out_channels, stride)
 
+    def paths(self) -> tuple[nn.Module, Sequence[nn.Module]]:
+        """The shortcut and the branch before they are added."""
+        return self.shortcut, (self.conv1, self.bn1, self.activation, self.conv2, self.bn2)
+
     def forward(self, x: Tensor) -> Tensor:
         """The block's output, at 1/stride of the size of `x`."""
-        h = self.activation(self.bn1(self.conv1(x)))
-        h = self.bn2(self.conv2(h))
-        y: Tensor = self.activation(self.shortcut(x) + h)
+        y: Tensor = self.activation(super().forward(x))
         return y
 
-    def lipschitz_bound(self, x: Tensor) -> tuple[float, Tensor]:
-        """That of shortcut and branch together."""
-        branch = (self.conv1, self.bn1, self.activation, self.conv2, self.bn2)
-        return residual_bound(self.shortcut, branch, x)
 
-
-class Bottleneck(Bounded):
+class Bottleneck(Residual):
     """1×1, 3×3 and 1×1 convolutions, the middle one with a quarter of the output channels.
 
     The stride is on the 3×3 convolution ("v1.5"), as in torchvision and uncertainty-baselines;
@@ -152,19 +167,16 @@ class Bottleneck(Bounded):
                 conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels)
             )
 
+    def paths(self) -> tuple[nn.Module, Sequence[nn.Module]]:
+        """The shortcut and the branch before they are added."""
+        first, second = (self.conv1, self.bn1), (self.conv2, self.bn2)
+        branch = *first, self.activation, *second, self.activation, self.conv3, self.bn3
+        return self.downsample, branch
+
     def forward(self, x: Tensor) -> Tensor:
         """The block's output, at 1/stride of the size of `x`."""
-        h = self.activation(self.bn1(self.conv1(x)))
-        h = self.activation(self.bn2(self.conv2(h)))
-        h = self.bn3(self.conv3(h))
-        y: Tensor = self.activation(self.downsample(x) + h)
+        y: Tensor = self.activation(super().forward(x))
         return y
-
-    def lipschitz_bound(self, x: Tensor) -> tuple[float, Tensor]:
-        """That of shortcut and branch together."""
-        middle = (self.activation, self.conv2, self.bn2, self.activation)
-        branch = (self.conv1, self.bn1, *middle, self.conv3, self.bn3)
-        return residual_bound(self.downsample, branch, x)
 
 
 class ImageBackbone(Backbone, ABC):
@@ -185,7 +197,7 @@ class ImageBackbone(Backbone, ABC):
 class ResNet(ImageBackbone):
     """The ImageNet ResNet of bottleneck blocks; z is the pooled output of the last group.
 
-    Its modules bear torchvision's names: a published state dict without its `fc.*` loads as is.
+    Its modules have torchvision's names: a published state dict without its `fc.*` loads as is.
     """
 
     num_features = 2048
@@ -213,7 +225,7 @@ class ResNet(ImageBackbone):
                 raise ConfigError(f"depth={self.depth}: choose one of {depths}")
 
         def build(self, input_shape: tuple[int, ...]) -> ResNet:
-            """A freshly initialised ResNet for images of `input_shape`."""
+            """A newly initialised ResNet for images of `input_shape`."""
             return ResNet(self, image_channels(input_shape))
 
     def __init__(self, config: Config, in_channels: int) -> None:
@@ -228,17 +240,10 @@ class ResNet(ImageBackbone):
         self.layer4 = group(Bottleneck, 1024, 2048, n4, stride=2)
         self.initialize()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The features of a batch of images, (batch, 2048)."""
-        x = self.activation(self.bn1(self.conv1(x)))
-        x = F.max_pool2d(x, 3, stride=2, padding=1)
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return x.mean(dim=(2, 3))
-
-    def lipschitz_bound(self, x: Tensor) -> tuple[float, Tensor]:
-        """The product over the stem and the blocks."""
-        stem = (self.conv1, self.bn1, self.activation, nn.MaxPool2d(3, 2, 1))
-        return chain_bound([*stem, self.layer1, self.layer2, self.layer3, self.layer4, POOL], x)
+    def chain(self) -> Sequence[nn.Module]:
+        """The stem, the groups and the pooling."""
+        stem = (self.conv1, self.bn1, self.activation, MAX_POOL)
+        return *stem, self.layer1, self.layer2, self.layer3, self.layer4, MEAN_POOL
 
 
 @final
@@ -262,7 +267,7 @@ class CifarResNet(ImageBackbone):
             blocks_per_group(self.depth, offset=2)
 
         def build(self, input_shape: tuple[int, ...]) -> CifarResNet:
-            """A freshly initialised CIFAR ResNet for images of `input_shape`."""
+            """A newly initialised CIFAR ResNet for images of `input_shape`."""
             return CifarResNet(self, image_channels(input_shape))
 
     def __init__(self, config: Config, in_channels: int) -> None:
@@ -276,13 +281,7 @@ class CifarResNet(ImageBackbone):
         self.layer3 = group(BasicBlock, 32, 64, n, stride=2)
         self.initialize()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The features of a batch of images, (batch, 64)."""
-        x = self.activation(self.bn1(self.conv1(x)))
-        x = self.layer3(self.layer2(self.layer1(x)))
-        return x.mean(dim=(2, 3))
-
-    def lipschitz_bound(self, x: Tensor) -> tuple[float, Tensor]:
-        """The product over the stem and the blocks."""
-        stem = (self.conv1, self.bn1, self.activation)
-        return chain_bound([*stem, self.layer1, self.layer2, self.layer3, POOL], x)
+    def chain(self) -> Sequence[nn.Module]:
+        """The stem, the groups and the pooling."""
+        groups = (self.layer1, self.layer2, self.layer3)
+        return self.conv1, self.bn1, self.activation, *groups, MEAN_POOL

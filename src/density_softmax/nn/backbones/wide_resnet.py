@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -9,21 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.config import at_least
-from density_softmax.nn.backbones.base import BackboneConfig
+from density_softmax.nn.backbones.base import BackboneConfig, Residual
 from density_softmax.nn.backbones.resnet import (
-    POOL,
+    MEAN_POOL,
     ImageBackbone,
     blocks_per_group,
     conv,
     group,
     image_channels,
 )
-from density_softmax.nn.lipschitz.bounds import Bounded, chain_bound, residual_bound
 
 __all__ = ["PreActivationBlock", "WideResNet"]
 
 
-class PreActivationBlock(Bounded):
+class PreActivationBlock(Residual):
     """y = s(x) + conv(relu(bn(conv(relu(bn(x)))))) with 3×3 convolutions.
 
     The shortcut s is the identity, or a 1×1 convolution where the shape changes. That
@@ -42,17 +42,10 @@ class PreActivationBlock(Bounded):
         if stride != 1 or in_channels != out_channels:
             self.shortcut = conv(in_channels, out_channels, 1, stride)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The block's output, at 1/stride of the size of `x`."""
-        h = self.conv1(self.activation(self.bn1(x)))
-        h = self.conv2(self.activation(self.bn2(h)))
-        y: Tensor = self.shortcut(x) + h
-        return y
-
-    def lipschitz_bound(self, x: Tensor) -> tuple[float, Tensor]:
-        """That of shortcut and branch together."""
-        branch = (self.bn1, self.activation, self.conv1, self.bn2, self.activation, self.conv2)
-        return residual_bound(self.shortcut, branch, x)
+    def paths(self) -> tuple[nn.Module, Sequence[nn.Module]]:
+        """The shortcut and the branch."""
+        first, second = (self.bn1, self.activation, self.conv1), (self.bn2, self.activation)
+        return self.shortcut, (*first, *second, self.conv2)
 
 
 @final
@@ -88,7 +81,7 @@ class WideResNet(ImageBackbone):
             at_least(self, width=1, stem_stride=1)
 
         def build(self, input_shape: tuple[int, ...]) -> WideResNet:
-            """A freshly initialised wide ResNet for images of `input_shape`."""
+            """A newly initialised wide ResNet for images of `input_shape`."""
             return WideResNet(self, image_channels(input_shape))
 
     def __init__(self, config: Config, in_channels: int) -> None:
@@ -104,14 +97,12 @@ class WideResNet(ImageBackbone):
         self.memory_format = torch.channels_last if config.channels_last else torch.preserve_format
         self.initialize()
 
+    def chain(self) -> Sequence[nn.Module]:
+        """The stem, the groups, the last batch norm and the pooling."""
+        groups = (self.group1, self.group2, self.group3)
+        return self.stem, *groups, self.bn, self.activation, MEAN_POOL
+
     def forward(self, x: Tensor) -> Tensor:
         """The features of a batch of images, (batch, 64 · width)."""
-        x = x.to(memory_format=self.memory_format)  # all layers below keep the format they are fed
-        x = self.group3(self.group2(self.group1(self.stem(x))))
-        h: Tensor = self.activation(self.bn(x))
-        return h.mean(dim=(2, 3))
-
-    def lipschitz_bound(self, x: Tensor) -> tuple[float, Tensor]:
-        """The product over the stem, the blocks and what follows them."""
-        groups = (self.group1, self.group2, self.group3)
-        return chain_bound([self.stem, *groups, self.bn, self.activation, POOL], x)
+        # All layers keep the memory format of their input.
+        return super().forward(x.to(memory_format=self.memory_format))

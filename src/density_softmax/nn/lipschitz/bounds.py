@@ -17,10 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from density_softmax.errors import UserError
 from density_softmax.nn.lipschitz.linearization import Linearization, left_singular_vectors
 
-__all__ = [
-    *("Bounded", "LinearMap", "chain_bound", "lower_bound", "operator_norm", "residual_bound"),
-    "upper_bound",
-]
+__all__ = ["Bounded", "LinearMap", "chain_bound", "lower_bound", "residual_bound", "upper_bound"]
 
 # Dense layers with at most so many units between them have few enough on/off patterns to try all.
 MAX_PATTERN_UNITS = 12
@@ -84,11 +81,11 @@ def upper_bound(encoder: nn.Module, input_shape: tuple[int, ...]) -> float:
     An activation of slope between 0 and 1 is the mean of the identity and of a map that does
     not expand, so that ‖W₂ a(W₁ ·)‖ ≤ ½ ‖W₂W₁‖ + ½ ‖W₂‖ ‖W₁‖: the worst directions of the two
     layers need not meet. This rule of Combettes & Pesquet (2020,
-    https://arxiv.org/abs/1903.01014) is applied to every run of layers, convolutions included,
-    and in residual blocks together with the shortcut. SeqLip proper, the maximum over on/off
-    patterns of the activations, is exponential in the number of units: it is computed between
-    dense layers of at most 12 units, where the smaller bound is taken. Its greedy search is not
-    used: it can miss the maximum, and then bounds nothing. A WRN-28-10 takes minutes on a CPU.
+    https://arxiv.org/abs/1903.01014) is applied to every run of layers, and in residual blocks
+    together with the shortcut. SeqLip proper, the maximum over on/off patterns of the activations,
+    is exponential in the number of units: the smaller bound is taken between dense layers of at
+    most 12 units. Its greedy search can miss the maximum and is not used. A WRN-28-10 takes
+    minutes on a CPU.
 
     Args:
         encoder: layers of torch, or anything `Bounded`; it stays as it is.
@@ -144,13 +141,8 @@ def residual_bound(
     return _averaged(maps, examples, straight), out
 
 
-def operator_norm(apply: Map, x: Tensor) -> float:
-    """‖A‖₂ of a linear map.
-
-    Args:
-        apply: A.
-        x: an example of its inputs, (1, ...).
-    """
+def _operator_norm(apply: Map, x: Tensor) -> float:
+    """‖A‖₂ of a linear map on tensors like `x`, a batch of one."""
     from scipy.sparse.linalg import LinearOperator, eigsh
 
     size = x.numel()
@@ -250,7 +242,7 @@ def _averaged(
     share = 2.0 ** (1 - m)
 
     def norm(i: int, k: int) -> float:
-        return operator_norm(_composed(maps[i:k]), examples[i])
+        return _operator_norm(_composed(maps[i:k]), examples[i])
 
     def straight(x: Tensor) -> Tensor:
         y = share * _composed(maps)(x)
@@ -259,7 +251,7 @@ def _averaged(
     for k in range(1, m):
         theta.append(sum(theta[i] * norm(i, k) for i in range(k)))
     bent = sum(theta[i] * norm(i, m) for i in range(1, m))
-    return operator_norm(straight, examples[0]) + share * bent
+    return _operator_norm(straight, examples[0]) + share * bent
 
 
 def _seqlip(matrices: Sequence[Tensor]) -> float:

@@ -12,37 +12,31 @@ from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.types import Prediction
 
 __all__ = [
-    *("average_chunks", "average_members", "average_probs", "in_chunks", "nll_of_average"),
-    *("nll_of_chunks", "tile"),
+    "average_members",
+    "average_probs",
+    "in_chunks",
+    "nll_of_average",
+    "nll_of_chunks",
+    "tile",
 ]
 
 
-def average_members(logits: Tensor) -> Prediction:
+def average_members(logits: Tensor | Iterable[Tensor]) -> Prediction:
     """Mean probabilities, expected entropy and mutual information.
 
     p = 1/M Σ softmax(l_m); aleatoric = 1/M Σ H(softmax(l_m)); epistemic = H(p) − aleatoric, the
     mutual information of label and member, which is 0 where all agree.
 
     Args:
-        logits: (members, batch, classes).
-    """
-    return average_chunks([logits])
-
-
-def average_chunks(chunks: Iterable[Tensor]) -> Prediction:
-    """`average_members` of logits that come some members at a time.
-
-    Chunks that are generated one by one need not fit into memory together.
-
-    Args:
-        chunks: of the logits, each (some members, batch, classes).
+        logits: (members, batch, classes), or chunks of it with some of the members each, which
+            need not fit into memory together.
     """
     log_sums, entropies, num_members = [], [], 0
-    for logits in chunks:
-        log_probs = _log_probs(logits)
+    for chunk in [logits] if isinstance(logits, Tensor) else logits:
+        log_probs = _log_probs(chunk)
         log_sums.append(log_probs.logsumexp(1))
         entropies.append(-(log_probs.exp() * log_probs).sum(0).sum(0))
-        num_members += len(logits)
+        num_members += len(chunk)
     log_probs = torch.stack(log_sums, -1).logsumexp(-1).T - math.log(num_members)
     aleatoric = torch.stack(entropies).sum(0) / num_members
     epistemic = _disagreement(entropy_of_logits(log_probs), aleatoric, num_members)
@@ -96,7 +90,7 @@ def in_chunks(sample: Callable[[int], Tensor], num_samples: int, chunk: int) -> 
     """Samples along the first axis, drawn some at a time to save memory.
 
     Args:
-        sample: draws as many samples as it is told to.
+        sample: draws a given number of samples.
         num_samples: how many to draw in all.
         chunk: how many at once; 0 draws all of them at once.
     """

@@ -1,4 +1,4 @@
-"""What a Dirichlet distribution says about class probabilities, from its parameters α.
+"""Losses and entropies of a Dirichlet distribution over class probabilities, from its parameters α.
 
 α > 0 has the shape (..., classes), and α_0 = Σ α_c. The formulas hold in float32 for parameters
 from far below 1 to 1e30: differences of large numbers are taken on paper.
@@ -11,7 +11,11 @@ import math
 from torch import Tensor
 
 __all__ = [
-    *("bayesian_loss", "entropy", "entropy_of_mean", "expected_cross_entropy", "nll_of_mean"),
+    "bayesian_loss",
+    "entropy",
+    "entropy_of_mean",
+    "expected_cross_entropy",
+    "nll_of_mean",
     "pseudo_counts",
 ]
 

@@ -12,7 +12,12 @@ from torch.nn import functional as F
 from density_softmax.nn.execution import at_least_float32, full_precision
 
 __all__ = [
-    *("GaussianHead", "GaussianLogits", "Head", "Noise", "entropy_of_logits", "fit_temperature"),
+    "GaussianHead",
+    "GaussianLogits",
+    "Head",
+    "Noise",
+    "entropy_of_logits",
+    "fit_temperature",
     "nll_of_logits",
 ]
 
