@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.data.sources import as_source
+from density_softmax.data.loaders import as_source
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.errors import UserError
 from density_softmax.methods import DensitySoftmax

@@ -64,8 +64,8 @@ class Source(ABC):
     def order(self, seed: int) -> Sequence[int]:
         """The indices of one training epoch; the seed decides their order."""
 
-    def place_of(self, index: int) -> int:
-        """Where a sample stands in its owner's data, as messages name it."""
+    def original_index(self, index: int) -> int:
+        """Return the index of a sample in its owner's data, as messages name it."""
         return index
 
     @abstractmethod

@@ -3,10 +3,12 @@
 from density_softmax.data.catalog import CATALOG, find_images
 from density_softmax.data.image_data import ImageData
 from density_softmax.data.images import ImagePreparation, Images
-from density_softmax.data.readers import DataError, data_root
-from density_softmax.data.sources import ArraySource, DataConfig, DatasetSource, as_source, hold_out
+from density_softmax.data.loaders import DatasetSource, as_source
+from density_softmax.data.readers import data_root
+from density_softmax.data.sources import ArraySource, DataConfig, hold_out
 from density_softmax.data.tables import Table, read_table
 from density_softmax.data.toy import Toy
+from density_softmax.errors import DataError
 
 __all__ = [
     "CATALOG",

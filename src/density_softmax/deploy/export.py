@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from density_softmax.data.sources import as_source
+from density_softmax.data.loaders import as_source
 from density_softmax.deploy.graph import (
     Artifact,
     Graph,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from density_softmax.config import to_dict
-from density_softmax.data.sources import ArraySource, PartialSource, as_source
+from density_softmax.data.loaders import as_source
+from density_softmax.data.sources import ArraySource, SubsetSource
 from density_softmax.engine.checkpoints import Checkpoints
 from density_softmax.engine.descent import Descender, Setting, check_trainable, only_trainable
 from density_softmax.engine.inspection import InspectedSource, Inspection
@@ -209,7 +210,7 @@ def _estimate(setting: Setting, stage: Estimate, source: Source) -> None:
     fabric, size = setting.fabric, setting.engine.predict_batch_size
     if stage.limit is not None and stage.limit < len(source):
         order = source.order(derive_seed(setting.seed))
-        source = PartialSource(source, order[: stage.limit])
+        source = SubsetSource(source, order[: stage.limit])
     bar = setting.bars.add(stage.name, num_batches(len(source), size))
     setting.method.eval()
     reduce = collect if stage.reduce == "concat" else total

@@ -79,9 +79,9 @@ class InspectedSource(Source):
         """The indices of one training epoch."""
         return self.source.order(seed)
 
-    def place_of(self, index: int) -> int:
-        """Where a sample stands in its owner's data."""
-        return self.source.place_of(index)
+    def original_index(self, index: int) -> int:
+        """Return the index of a sample in its owner's data."""
+        return self.source.original_index(index)
 
     def look_ahead(self) -> None:
         """Look at everything, if it is in memory as it will be read."""
@@ -98,5 +98,5 @@ class InspectedSource(Source):
         """The batches of the source, none of them with a sample that cannot be learned from."""
         for indices, batch in zip(batches, self.source.read(batches, device, seed), strict=True):
             if self.inspection.pending:
-                self.inspection.look(batch, [self.place_of(index) for index in indices])
+                self.inspection.look(batch, [self.original_index(index) for index in indices])
             yield batch

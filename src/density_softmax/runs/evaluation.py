@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax import metrics
-from density_softmax.data.sources import PartialSource
+from density_softmax.data.sources import SubsetSource
 from density_softmax.engine.checkpoints import Checkpoints
 from density_softmax.engine.passes import collect, num_batches, predict
 from density_softmax.engine.progress import Bars
@@ -219,7 +219,7 @@ def subsample(source: Source, num_samples: int) -> Source:
     """
     if len(source) <= num_samples:
         return source
-    return PartialSource(source, [n * len(source) // num_samples for n in range(num_samples)])
+    return SubsetSource(source, [n * len(source) // num_samples for n in range(num_samples)])
 
 
 def keep_features(fabric: Fabric, run: Run, method: Method, split: Split) -> None:
