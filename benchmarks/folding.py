@@ -26,7 +26,9 @@ from rich.progress import track
 from torch import Tensor
 
 from density_softmax.deploy.graph import Graph, fuse_gaussians, to_onnx, trace
-from density_softmax.methods import DensitySoftmax, Deterministic, Method
+from density_softmax.methods.base import Method
+from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.metrics import Latency, interleaved_latency, latency_ratio
 from density_softmax.nn.backbones.base import BackboneConfig
 from density_softmax.nn.backbones.resffn import ResFFN

@@ -29,7 +29,8 @@ from density_softmax.data.image_data import ImageData
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.engine.passes import collect
 from density_softmax.engine.runtime import start
-from density_softmax.methods import DensitySoftmax, Method
+from density_softmax.methods.base import Method
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.softmax.head import Head
 from density_softmax.nn.softmax.scale import QuantileScale, TemperatureScale
 from density_softmax.recipes.attach import closed_form

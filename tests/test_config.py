@@ -25,7 +25,9 @@ from density_softmax.config import (
     without_places,
 )
 from density_softmax.data import Table
-from density_softmax.methods import DensitySoftmax, Deterministic, MethodConfig
+from density_softmax.methods.base import MethodConfig
+from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.nn.softmax.scale import MaxScale, RangeScale
 from density_softmax.recipes import get_recipe
 from density_softmax.training import SGD, Adam, Descent, OneCycle, Steps

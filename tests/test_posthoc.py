@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import density_softmax as ds
 from density_softmax.errors import UserError
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
 from density_softmax.nn.taps import LayerReader, pooled
 from density_softmax.recipes.attach import closed_form

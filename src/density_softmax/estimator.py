@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from density_softmax.config import from_dict
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.errors import UserError
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import DensityConfig, GaussianMixtureDensity
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty

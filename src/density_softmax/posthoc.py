@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from density_softmax.data.loaders import as_source
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.errors import UserError
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.execution import seeded
 from density_softmax.nn.taps import CallRecorder

@@ -18,7 +18,7 @@ from density_softmax.deploy.graph import (
     to_onnx,
     trace,
 )
-from density_softmax.methods import Deterministic
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.nn.densities import FlowDensity, GaussianDensity
 from density_softmax.nn.lipschitz import spectral

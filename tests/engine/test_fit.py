@@ -18,7 +18,8 @@ from density_softmax.engine.descent import set_modes
 from density_softmax.engine.fit import FeatureCache
 from density_softmax.errors import UserError
 from density_softmax.files import StorageError
-from density_softmax.methods import Deterministic, Method
+from density_softmax.methods.base import Method
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
 from density_softmax.nn.softmax.scale import MaxScale
 from density_softmax.training import SGD, Adam, Estimate, Train

@@ -6,7 +6,8 @@ from toy_problem import EVERY_EPOCH, points
 
 from density_softmax.data.sources import SubsetSource
 from density_softmax.engine import fit
-from density_softmax.methods import Deterministic, Method
+from density_softmax.methods.base import Method
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.training import Estimate
 
 

@@ -9,7 +9,7 @@ from small_grid import cells_of
 from density_softmax.config import ConfigError, override, to_dict
 from density_softmax.errors import UserError
 from density_softmax.grid.plan import choose_methods, plan
-from density_softmax.methods import MethodConfig
+from density_softmax.methods.base import MethodConfig
 from density_softmax.nn.densities import DensityConfig
 from density_softmax.nn.softmax.scale import ScaleConfig
 from density_softmax.recipes import RECIPES, prepare

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 from torch.nn import functional as F
 
-from density_softmax.methods import DensitySoftmax, Deterministic
+from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.metrics import accuracy, confidence, ece
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import Density, DensityConfig, FlowDensity

@@ -6,7 +6,8 @@ import pytest
 
 from density_softmax.benchmark import run
 from density_softmax.config import ConfigError, from_dict, override, to_dict
-from density_softmax.methods import DensitySoftmax, MethodConfig
+from density_softmax.methods.base import MethodConfig
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.recipes import RECIPES, Recipe, get_recipe
 from density_softmax.runs.run import Run
 

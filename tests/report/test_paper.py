@@ -3,7 +3,7 @@ from importlib import resources
 
 import pytest
 
-from density_softmax.methods import MethodConfig
+from density_softmax.methods.base import MethodConfig
 from density_softmax.recipes import RECIPES
 from density_softmax.report.names import METHODS, method_name
 from density_softmax.report.paper import paper_penalties, paper_results, paper_shifts, paper_value

@@ -188,7 +188,7 @@ def test_another_seed_shares_nothing(trained: Path, tmp_path: Path) -> None:
 def test_other_data_of_the_same_name_share_nothing(tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
     origin = []
-    for number, text in enumerate(("0,0,a\n1,1,b\n", "0,0,a\n1,2,b\n")):
+    for number, text in enumerate(("0,0,a\n1,1,b\n", "0,1,a\n1,0,b\n")):
         table.write_text("x,y,label\n" + text * 60)
         chosen = recipe("data=table", f"data.train={table}", "method.density=gaussian")
         train(tmp_path / str(number), chosen)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from density_softmax.errors import UserError
-from density_softmax.methods.base import FirstStage, Method, MethodConfig
+from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.densities import Density, DensityConfig, FlowDensity
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty, PenaltyConfig
@@ -21,8 +21,6 @@ from density_softmax.nn.softmax.typicality import Typicality, in_columns
 from density_softmax.nn.taps import LayerReader
 from density_softmax.training import Adam, Descent, Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
-
-__all__ = ["DensitySoftmax"]
 
 
 @final
@@ -35,7 +33,13 @@ class DensitySoftmax(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="density_softmax"):
+    class Config(
+        MethodConfig,
+        kind="density_softmax",
+        title="Density-Softmax",
+        rank=170,
+        log_density="log p(z)",
+    ):
         """The parts and the three trainings of Algorithm 1.
 
         Attributes:
@@ -45,7 +49,7 @@ class DensitySoftmax(Method):
                 none means the last features, as in the paper.
             last: with layers, read the last features too, by a second density of the same kind.
             energy: add the classifier's own energy log Σ exp g(z) to the log densities. Shallow
-                layers see corruptions, last features and energy see foreign classes.
+                layers see corruptions, last features and energy see OOD classes.
             scale: how log densities become factors.
             representation: training of encoder and head (Eq. 4), or null if they are trained.
             head: training of the head on scaled logits (Eq. 6), or null to leave it out.
@@ -60,38 +64,24 @@ class DensitySoftmax(Method):
         representation: Descent | None = Descent(epochs=100)
         head: Descent | None = Descent(epochs=1, optimizer=Adam(lr=1e-4))
 
-        def build(
-            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
-        ) -> DensitySoftmax:
-            """An untrained method around `encoder`."""
-            return DensitySoftmax(encoder, num_classes, self, example)
-
-        def first_stage(self) -> FirstStage | None:
-            """Eq. 4, the same whatever the density, the scale and the training of the head."""
-            settings, parts = ("penalty", "representation"), ("encoder", "head", "penalty")
-            stage = FirstStage("density_softmax", settings, parts)
-            return None if self.representation is None else stage
-
     config: Config
+    head: Head
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        config = config or DensitySoftmax.Config()
-        # Of a trained model the names are those that its owner knows.
-        inside = "model" if isinstance(encoder, Headless) else ""
-        reader = LayerReader(encoder, config.layers, inside)
-        with reader.reading(encoder):
-            super().__init__(encoder, num_classes, config, example)
-        self.reader = reader
+    def setup(self, example: Tensor | None) -> None:
+        """Add the penalty, the head, the densities and the scale."""
+        config = self.config
         self.penalty = config.penalty.build()
-        self.head = Head(self.num_features, num_classes)
+        super().setup(example)
         self.typicality = Typicality(self._densities(example), config.energy)
         self.scale = config.scale.build()
+
+    def measure_features(self, example: Tensor | None) -> int:
+        """The width of z; what the named layers give in the same pass is kept."""
+        # Of a trained model the names are those that its owner knows.
+        inside = "model" if isinstance(self.encoder, Headless) else ""
+        self.reader = LayerReader(self.encoder, self.config.layers, inside)
+        with self.reader.reading(self.encoder):
+            return super().measure_features(example)
 
     def stages(self) -> tuple[Stage, ...]:
         """Algorithm 1: representation, density, scale, head."""
@@ -103,7 +93,7 @@ class DensitySoftmax(Method):
             on="features",
             split=self.scale.fitted_on,
         )
-        before = (*self._representation(), *self.typicality.stages(), scale)
+        before = (*self._representation(), *self._density_stages(), scale)
         if self.config.head is None:
             return before
         # The energy is the head's own: with another head it has other constants.
@@ -111,15 +101,22 @@ class DensitySoftmax(Method):
         return (*before, self._head_stage(self.config.head), *again)
 
     def _representation(self) -> Iterator[Stage]:
-        if self.config.representation is not None:
-            yield Train(
-                "representation",
-                loss=self.representation_loss,
+        if (descent := self.config.representation) is not None:
+            penalty, objective = self.config.penalty, "cross entropy + gradient penalty"
+            yield replace(
+                self.train_stage(descent, self.representation_loss, "representation"),
                 parameters=[*self.encoder.parameters(), *self.head.parameters()],
-                descent=self.config.representation,
-                monitor=self._monitor_representation,
                 after_step=self.penalty.after_step(),
+                settings={"objective": objective, "penalty": penalty, "descent": descent},
+                parts=("encoder", "head", "penalty"),
             )
+
+    def _density_stages(self) -> Iterator[Stage]:
+        names = ("density", "layers", "last", "energy")
+        settings = {name: getattr(self.config, name) for name in names}
+        for stage in self.typicality.stages():
+            own = settings | {"objective": stage.name}
+            yield replace(stage, settings=own, parts=("encoder", "typicality"))
 
     def _head_stage(self, descent: Descent) -> Stage:
         return Train(
@@ -161,8 +158,9 @@ class DensitySoftmax(Method):
         z, penalty = self.penalty(self.encode, batch.x)
         return F.cross_entropy(self.head(z), batch.y) + penalty
 
-    def _monitor_representation(self, batch: Batch) -> Values:
-        return {"nll": F.cross_entropy(self.head(self.encode(batch.x)), batch.y, reduction="none")}
+    def nll(self, batch: Batch) -> Tensor:
+        """−log softmax(g(z))_y, without the density."""
+        return F.cross_entropy(self.head(self.encode(batch.x)), batch.y, reduction="none")
 
     def _last(self, features: Tensor) -> Tensor:
         return in_columns(features, slice(0, self.num_features))

@@ -1,32 +1,42 @@
-"""Recipes: functions that return everything a run needs. `RECIPES` is their registry."""
+"""Recipes: everything a run needs, by the names of a recipe and of a method."""
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from density_softmax.config import ConfigError, override
-from density_softmax.recipes.cifar import cifar10, cifar10_small, cifar100
-from density_softmax.recipes.digits import digits
-from density_softmax.recipes.imagenet import imagenet
-from density_softmax.recipes.recipe import Recipe, RecipeFunction
-from density_softmax.recipes.toy import toy
+from density_softmax.recipes import cifar, digits, imagenet, toy
+from density_softmax.recipes.recipe import Recipe, Suite
 
 __all__ = ["RECIPES", "Recipe", "get_recipe", "prepare"]
 
-RECIPES: dict[str, RecipeFunction] = {
-    "toy": toy,
-    "digits": digits,
-    "cifar10_small": cifar10_small,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "imagenet": imagenet,
+RECIPES: dict[str, Callable[[], Suite]] = {
+    "toy": toy.toy,
+    "digits": digits.digits,
+    "cifar10_small": cifar.cifar10_small,
+    "cifar10": cifar.cifar10,
+    "cifar100": cifar.cifar100,
+    "imagenet": imagenet.imagenet,
 }
 
 
 def get_recipe(name: str, method: str = "density_softmax") -> Recipe:
-    """The recipe of that name with the settings of that method."""
+    """A recipe with the settings of a method.
+
+    Args:
+        name: of the recipe, such as `toy`.
+        method: the kind of the method, such as `density_softmax`.
+    """
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe '{name}'; there are: {', '.join(RECIPES)}")
-    return RECIPES[name](method)
+    suite = RECIPES[name]()
+    configs = {config.kind: config for config in suite.methods}
+    if method not in configs:
+        raise ConfigError(
+            f"recipe '{name}' has no method '{method}'; there are: {', '.join(configs)}"
+        )
+    return Recipe(name, suite.data, suite.encoder, configs[method], suite.engine)
 
 
 def prepare(name: str, method: str, changes: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:

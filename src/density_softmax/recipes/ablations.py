@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from density_softmax.config import ConfigError, to_dict
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import DensityConfig
 from density_softmax.nn.softmax.scale import QuantileScale, RangeScale, ScaleConfig
 from density_softmax.recipes.recipe import Recipe
@@ -31,7 +31,7 @@ LAYERS = {
 }
 
 
-def penalty_weights(recipe: Recipe) -> tuple[Variant, ...]:
+def _penalty_weights(recipe: Recipe) -> tuple[Variant, ...]:
     """The coefficient λ of the penalty from 0 to 1, with and without the head stage."""
     weights = [NO_PENALTY, *({"method.penalty.weight": weight} for weight in COEFFICIENTS)]
     return tuple(
@@ -40,26 +40,26 @@ def penalty_weights(recipe: Recipe) -> tuple[Variant, ...]:
     )
 
 
-def components(recipe: Recipe) -> tuple[Variant, ...]:
+def _components(recipe: Recipe) -> tuple[Variant, ...]:
     """With and without the penalty, the density and the head stage."""
     blind = _without_density(recipe)
     return (NO_PENALTY, blind, {**NO_PENALTY, **blind}, _other_head(recipe))
 
 
-def scales(recipe: Recipe) -> tuple[Variant, ...]:
+def _scales(recipe: Recipe) -> tuple[Variant, ...]:
     """Every rule by which log densities become factors."""
     kinds = _others(ScaleConfig.members, _config(recipe).scale.kind)
     return tuple({"method.scale": kind} for kind in kinds)
 
 
-def densities(recipe: Recipe) -> tuple[Variant, ...]:
+def _densities(recipe: Recipe) -> tuple[Variant, ...]:
     """Every type of density, with the settings that are its own."""
     kinds = _others(DensityConfig.members, _config(recipe).density.kind)
     tied = {"method.density": "gaussian_mixture", "method.density.tied": True}
     return (*({"method.density": kind} for kind in kinds), tied)
 
 
-def layers(recipe: Recipe) -> tuple[Variant, ...]:
+def _layers(recipe: Recipe) -> tuple[Variant, ...]:
     """Layers that a density reads, with and without the last features and the energy."""
     kind, own = recipe.encoder.kind, _config(recipe).layers
     if len(own) != 2 and kind not in LAYERS:
@@ -75,7 +75,7 @@ def layers(recipe: Recipe) -> tuple[Variant, ...]:
     )
 
 
-def forms(recipe: Recipe) -> tuple[Variant, ...]:
+def _forms(recipe: Recipe) -> tuple[Variant, ...]:
     """The paper's method beside the recipe's: RealNVP on raw last features, with the head stage.
 
     The scale is that of the paper's code, `range`; its mean factor for all inputs, which shows what
@@ -98,17 +98,22 @@ def _reading(names: list[str], last: bool, energy: bool) -> Variant:
 
 
 ABLATIONS: dict[str, Callable[[Recipe], tuple[Variant, ...]]] = {
-    "lambda": penalty_weights,
-    "components": components,
-    "scales": scales,
-    "densities": densities,
-    "layers": layers,
-    "forms": forms,
+    "lambda": _penalty_weights,
+    "components": _components,
+    "scales": _scales,
+    "densities": _densities,
+    "layers": _layers,
+    "forms": _forms,
 }
 
 
 def find_variants(ablation: str, recipe: Recipe) -> tuple[Variant, ...]:
-    """The variants of a recipe that an ablation compares, the recipe as it is among them."""
+    """The variants that an ablation compares, the recipe as it is among them.
+
+    Args:
+        ablation: a name in `ABLATIONS`.
+        recipe: of Density-Softmax.
+    """
     if ablation not in ABLATIONS:
         raise ConfigError(f"unknown ablation '{ablation}'; there are: {', '.join(ABLATIONS)}")
     return (UNCHANGED, *ABLATIONS[ablation](recipe))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from density_softmax.config import ConfigError, differences, to_dict, without_places
 from density_softmax.data.sources import DataConfig
@@ -13,10 +12,12 @@ from density_softmax.methods.base import MethodConfig
 from density_softmax.nn.backbones.base import BackboneConfig
 from density_softmax.types import Data
 
-__all__ = ["Recipe", "RecipeFunction", "choose"]
+__all__ = ["Methods", "Recipe", "Suite"]
 
 # Sets to evaluate on: entries of data that training does not depend on.
 NOT_TRAINED_ON = ("shifts", "ood")
+
+Methods = tuple[MethodConfig, ...]
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,10 @@ class Recipe:
         }
 
 
-RecipeFunction = Callable[[str], Recipe]
+class Suite(NamedTuple):
+    """What all methods share on one data set, and the settings of each."""
 
-
-def choose(recipe: str, methods: dict[str, MethodConfig], method: str) -> MethodConfig:
-    """The settings of a method in a recipe."""
-    if method not in methods:
-        raise ConfigError(
-            f"recipe '{recipe}' has no method '{method}'; there are: {', '.join(methods)}"
-        )
-    return methods[method]
+    data: DataConfig
+    encoder: BackboneConfig
+    methods: Methods
+    engine: EngineConfig = EngineConfig()

@@ -35,8 +35,8 @@ ROOT = Path("runs")
 MEMBERS = "members"
 # File systems allow 255 bytes; a variant may be longer.
 LONGEST_NAME = 150
-# Samples of each split that are hashed to tell data of one configuration apart.
-NUM_HASHED = 8
+# Data of one configuration are told apart by all of their samples, or by some of many.
+FEW, NUM_HASHED = 5_000, 500
 
 
 class Run:
@@ -396,11 +396,11 @@ def _without_places(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hash_samples(data: Data) -> list[Any]:
-    """The number of training and held-out samples, and a digest of the first of each."""
+    """The number of training and held-out samples, and a digest of them."""
     digest = hashlib.sha256()
     for source in (data.train, data.heldout):
-        first = range(min(NUM_HASHED, len(source)))
-        batch = next(iter(source.read([first], torch.device("cpu"))))
-        for tensor in batch:
-            hash_tensor(digest, tensor)
+        step = 1 if len(source) <= FEW else len(source) // NUM_HASHED
+        for batch in source.read([range(0, len(source), step)], torch.device("cpu")):
+            hash_tensor(digest, batch.x)
+            hash_tensor(digest, batch.y)
     return [len(data.train), len(data.heldout), digest.hexdigest()]

@@ -30,6 +30,7 @@ __all__ = [
     "MonteCarloDropout",
     "Variational",
     "add_dropout",
+    "count_samples",
 ]
 
 # Modules without a forward pass of their own code.
@@ -140,11 +141,11 @@ class AnnealedKL(nn.Module):
 
     def count(self) -> Estimate:
         """The stage before training: N."""
-        return Estimate("count", _num_samples, self._set)
+        return Estimate("count", count_samples, self._set)
 
     def after_step(self) -> Estimate:
         """The estimate after a step of training: t grows by the batch."""
-        return Estimate("progress", _num_samples, self._advance)
+        return Estimate("progress", count_samples, self._advance)
 
     def _set(self, total: Values) -> None:
         self.num_train.copy_(total["count"])
@@ -154,7 +155,12 @@ class AnnealedKL(nn.Module):
         self.num_seen.add_(total["count"])
 
 
-def _num_samples(batch: Batch) -> Values:
+def count_samples(batch: Batch) -> Values:
+    """The statistic of an `Estimate` that counts samples.
+
+    Args:
+        batch: any batch.
+    """
     return {"count": torch.tensor(len(batch.y), device=batch.y.device)}
 
 
