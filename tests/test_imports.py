@@ -1,7 +1,9 @@
 """What is imported: as little as the work at hand needs."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +55,18 @@ def test_a_model_needs_torch_and_no_other_heavy_package(name):
     assert code == 0, said
     assert "torch" in modules
     assert not modules & HEAVY
+
+
+def test_serving_uses_no_other_room():
+    folder = Path(density_softmax.__file__).parent / "serve"
+    used = set()
+    for file in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                used.add(node.module)
+    ours = {name for name in used if name.startswith("density_softmax")}
+    allowed = {"density_softmax.errors", "density_softmax.files", "density_softmax.version"}
+    assert ours - allowed == {name for name in ours if name.startswith("density_softmax.serve.")}
 
 
 def test_a_predictor_needs_numpy_alone():

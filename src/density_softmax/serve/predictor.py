@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -148,7 +147,10 @@ def onnx_session(
         name: of the model, for error messages.
         spinning: keep idle threads busy for some milliseconds, ready for the next batch.
     """
-    onnxruntime = _onnxruntime()
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        raise UserError("serving needs onnxruntime: pip install 'density-softmax[onnx]'") from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors only
@@ -161,12 +163,3 @@ def onnx_session(
         raise UserError(
             f"{name}: truncated or not an ONNX model ({' '.join(str(error).split())}); export again"
         ) from None
-
-
-def _onnxruntime() -> ModuleType:
-    try:
-        import onnxruntime
-    except ModuleNotFoundError:
-        raise UserError("serving needs onnxruntime: pip install 'density-softmax[onnx]'") from None
-    module: ModuleType = onnxruntime
-    return module
