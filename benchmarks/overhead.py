@@ -34,7 +34,7 @@ from timing import (
     EAGER,
     ONNX,
     Calls,
-    Figures,
+    Numbers,
     add_options,
     as_if_fitted,
     as_rows,
@@ -180,18 +180,18 @@ def rest_rows(
 
 def table(rows: Sequence[Row]) -> str:
     """A line per batch size and form, in Markdown."""
-    figures = Figures(rows)
+    numbers = Numbers(rows)
     columns = "ERM, ms | Density-Softmax, ms | whole pass | overhead, cold | overhead, warm"
     lines = [f"| batch | both are | rounds | {columns} | / eager ERM |", "|---" * 9 + "|"]
-    for size in figures.sizes:
+    for size in numbers.sizes:
         for form in FORMS:
-            cells = [str(size), form, figures.show(OURS, form, f"rounds:{size}", ".0f")]
-            cells += [figures.show(k, form, f"latency_ms:{size}", ".4g") for k in (ERM, OURS)]
+            cells = [str(size), form, numbers.show(OURS, form, f"rounds:{size}", ".0f")]
+            cells += [numbers.show(k, form, f"latency_ms:{size}", ".4g") for k in (ERM, OURS)]
             for part in ("latency", "cold_overhead", "warm_overhead"):
-                cells.append(figures.ratio(OURS, form, part, size, ".4f"))
-            cells.append(figures.show(OURS, form, f"latency_ratio_to_eager:{size}"))
+                cells.append(numbers.ratio(OURS, form, part, size, ".4f"))
+            cells.append(numbers.show(OURS, form, f"latency_ratio_to_eager:{size}"))
             lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + f"\n\nThe paper's ratio at batch 1: {figures.paper(OURS)}\n"
+    return "\n".join(lines) + f"\n\nThe paper's ratio at batch 1: {numbers.paper(OURS)}\n"
 
 
 def parse() -> argparse.Namespace:

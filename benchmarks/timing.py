@@ -174,7 +174,7 @@ def heading(backbone: str, args: argparse.Namespace) -> str:
     return f"\n### {backbone} (recipe {BACKBONES[backbone]}), {place}\n"
 
 
-class Figures:
+class Numbers:
     """The values of rows by method, form and metric."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
@@ -184,7 +184,7 @@ class Figures:
         self.values = {(row.method, row.variant, row.metric): row.value for row in rows}
 
     def show(self, kind: str, form: str, metric: str, digits: str = ".3g") -> str:
-        """One figure, or a dash."""
+        """One number, or a dash."""
         value = self.values.get((kind, f"runtime={form}", metric))
         return "–" if value is None else f"{value:{'.0f' if value >= 100 else digits}}"
 
