@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -42,7 +41,10 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Walk(NamedTuple):
-    """The files of which a function ran in `train toy`, and those that took or returned a noun."""
+    """The files of which a function or a class body ran in `train toy`, and those with a noun.
+
+    A noun was an argument or a result of one of their functions.
+    """
 
     ran: set[Path]
     data: set[Path]
@@ -143,7 +145,7 @@ def walk() -> Walk:
     def note(frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
         known = event in ("call", "return") and PACKAGE in code.co_filename
-        if not known or not code.co_flags & CO_OPTIMIZED:  # a module or class body
+        if not known or code.co_name == "<module>":  # that it is imported does not count
             return
         file = Path(code.co_filename)
         if SOURCE in file.parents and file not in found.data:
@@ -191,7 +193,7 @@ def table(steps: Walk | None) -> Table:
     ]
     if steps is not None:
         rows += [
-            ("files of which a function runs in `train toy`", str(len(steps.ran)), "60"),
+            ("files of which code runs in `train toy`", str(len(steps.ran)), "60"),
             ("files on the path of the data", str(len(steps.data)), "25"),
         ]
     shown = Table("", "now", "goal, at most")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from density_softmax.lazy import lazy_names
 from density_softmax.version import __version__ as __version__
 
 # The public names besides the methods. They are imported when first used, because torch takes
@@ -24,25 +23,15 @@ if TYPE_CHECKING:
     from density_softmax.types import Prediction as Prediction
 
 
-def _homes() -> dict[str, str]:
-    """The modules of the names above, read from the import statements themselves."""
-    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    ours = [node for node in imports if (node.module or "").startswith(f"{__name__}.")]
-    return {alias.name: str(node.module) for node in ours for alias in node.names}
-
-
-_HOMES = _homes()
+_HOMES, _find = lazy_names(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    if name.startswith("_") or name not in dir(methods := import_module(f"{__name__}.methods")):
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(methods, name)
+    if name not in _HOMES and name[:1].isupper():  # a method
+        return getattr(import_module(f"{__name__}.methods"), name)
+    return _find(name)
 
 
 def __dir__() -> list[str]:

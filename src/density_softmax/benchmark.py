@@ -22,8 +22,6 @@ from density_softmax.types import Row
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = ["evaluate", "run", "train"]
-
 
 def run(
     run: Run,

@@ -12,28 +12,14 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from density_softmax.errors import UserError
-
-__all__ = [
-    "ConfigError",
-    "Family",
-    "assignment",
-    "at_least",
-    "differences",
-    "from_dict",
-    "override",
-    "parse_assignment",
-    "place",
-    "places",
-    "plain",
-    "to_dict",
-    "without_places",
-]
+from density_softmax.lazy import import_modules
 
 C = TypeVar("C")
+F = TypeVar("F", bound="Family")
 
 
 class ConfigError(UserError):
@@ -87,20 +73,59 @@ def without_places(config: C) -> C:
     return dataclasses.replace(config, **new)  # type: ignore[type-var]
 
 
+class Members(Mapping[str, "type[F]"]):
+    """The members of a family by kind; those in modules of a package are imported when needed.
+
+    Args:
+        package: whose modules define members; one is often named after the kind of its member.
+    """
+
+    def __init__(self, package: str = "") -> None:
+        self._package, self._known = package, dict[str, "type[F]"]()
+
+    def known(self) -> dict[str, type[F]]:
+        """The members whose modules have been imported."""
+        return dict(self._known)
+
+    def add(self, kind: str, member: type[F]) -> None:
+        """Register a member, or replace the one of that kind."""
+        self._known[kind] = member
+
+    def __getitem__(self, kind: str) -> type[F]:
+        """The member of that kind."""
+        if kind not in self._known and self._package:
+            import_modules(self._package, kind)
+        return self._known[kind] if kind in self._known else self._all()[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        """All kinds, in the order of their modules."""
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        """The number of members."""
+        return len(self._all())
+
+    def _all(self) -> dict[str, type[F]]:
+        if self._package:
+            import_modules(self._package)
+        members = sorted(self._known.items(), key=lambda item: item[1].__module__)
+        return dict(members)
+
+
 class Family:
     """Base of a family of configs. `class Adam(Optimizer, kind="adam")` joins one."""
 
     kind: ClassVar[str]
-    members: ClassVar[dict[str, type[Family]]]
+    members: ClassVar[Members[Family]]
 
-    def __init_subclass__(cls, kind: str | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(cls, kind: str | None = None, package: str = "", **kwargs: Any) -> None:
         """Register a member by its kind; without one, found a new family."""
         super().__init_subclass__(**kwargs)
         if kind is None:
-            cls.members = {}
+            cls.members = Members[Family](package)
         else:
             cls.kind = kind
-            cls.members[kind] = cls
+            cls.members.add(kind, cls)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -31,8 +31,6 @@ from density_softmax.nn.softmax.scale import QuantileScale
 from density_softmax.training import Adam, Descent, Estimate, OneCycle
 from density_softmax.types import Batch, Prediction
 
-__all__ = ["DensitySoftmaxClassifier"]
-
 Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
 

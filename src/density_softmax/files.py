@@ -21,22 +21,6 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-__all__ = [
-    "IMAGE_SUFFIXES",
-    "Box",
-    "StorageError",
-    "central_box",
-    "decode",
-    "differences",
-    "hash_tensor",
-    "load_tensors",
-    "read_image",
-    "replacing",
-    "save_tensors",
-    "under",
-    "write_bytes",
-    "write_text",
-]
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 # Of tensors that do not fit, so many are named in a message.

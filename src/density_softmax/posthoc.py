@@ -18,8 +18,6 @@ from density_softmax.nn.execution import seeded
 from density_softmax.nn.taps import CallRecorder
 from density_softmax.recipes.attach import closed_form
 
-__all__ = ["attach"]
-
 
 def attach(
     model: nn.Module,

@@ -13,22 +13,6 @@ from torch import Tensor, nn
 from density_softmax.config import ConfigError, Family, at_least
 from density_softmax.types import Batch
 
-__all__ = [
-    "SGD",
-    "Adam",
-    "Constant",
-    "Descent",
-    "Estimate",
-    "OneCycle",
-    "Optimizer",
-    "Schedule",
-    "Stage",
-    "Steps",
-    "Train",
-    "Values",
-    "on_columns",
-]
-
 
 class Optimizer(Family, ABC):
     """The family of optimizers."""

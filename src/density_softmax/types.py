@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Batch", "Data", "Prediction", "Row", "Source", "Split", "Task", "as_numbers"]
-
 
 class Batch(NamedTuple):
     """What a loss sees: inputs (or cached features) and their labels."""

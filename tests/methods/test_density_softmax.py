@@ -326,4 +326,4 @@ def test_an_encoder_that_is_read_stays_its_owners() -> None:
     assert first.features(x).shape == (6, 7)
     encoder(x)
     assert not any(module._forward_hooks for module in encoder.modules())
-    assert first.reader._listener.take() == second.reader._listener.take() == {}
+    assert first.reader._recorder.pop() == second.reader._recorder.pop() == {}

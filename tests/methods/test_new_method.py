@@ -1,5 +1,6 @@
 """A new method is one class and one entry in a recipe; everything else finds it."""
 
+import copy
 from dataclasses import dataclass
 
 import pytest
@@ -8,10 +9,11 @@ from torch import Tensor
 
 import density_softmax as ds
 from density_softmax import benchmark
-from density_softmax.config import from_dict, override, to_dict
+from density_softmax.config import from_dict, to_dict
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.recipes import Recipe, get_recipe, toy
-from density_softmax.report.write import write_report
+from density_softmax.recipes import Recipe, get_recipe, prepare, toy
+from density_softmax.report import write_report
+from density_softmax.runs import Run
 from density_softmax.training import Descent, Stage
 from density_softmax.types import Prediction
 
@@ -21,7 +23,7 @@ SHORT = ("data.num_points=80", "encoder.depth=2", "encoder.width=8", "method.des
 @pytest.fixture
 def new_method(monkeypatch: pytest.MonkeyPatch) -> type[Method]:
     """Written as a file of `methods/` would be; the registries forget it after the test."""
-    monkeypatch.setattr(MethodConfig, "members", dict(MethodConfig.members))
+    monkeypatch.setattr(MethodConfig, "members", copy.deepcopy(MethodConfig.members))
 
     class DistantSoftmax(Method):
         """softmax(g(z)); epistemic is the length of z."""
@@ -42,7 +44,7 @@ def new_method(monkeypatch: pytest.MonkeyPatch) -> type[Method]:
             probs = self.head(z).softmax(-1)
             return Prediction(probs, -(probs * probs.log()).sum(-1), z.norm(dim=-1))
 
-    monkeypatch.setattr(toy, "METHODS", (*toy.METHODS, DistantSoftmax.Config()))
+    monkeypatch.setitem(toy.METHODS, "distant_softmax", DistantSoftmax.Config)
     return DistantSoftmax
 
 
@@ -57,16 +59,15 @@ def test_it_is_known_by_its_kind_and_its_name(new_method: type[Method]) -> None:
 
 
 def test_it_is_trained_reported_and_exported(new_method: type[Method], tmp_path) -> None:
-    recipe, run = override(get_recipe("toy", "distant_softmax"), *SHORT), tmp_path / "run"
-    rows = benchmark.run(recipe, run, progress=False)
+    run = Run(prepare("toy", "distant_softmax", SHORT), path=tmp_path / "run")
+    rows = benchmark.run(run, progress=False)
     assert {"nll", "auroc:epistemic", "train_seconds:train"} <= {row.metric for row in rows}
 
-    page = write_report([run], tmp_path / "report")
+    page = write_report([run.path], tmp_path / "report")
     assert "Distant Softmax" in page.read_text(encoding="utf-8")
 
-    data = recipe.load_data(0)
-    method = benchmark.load_run(run, data.task)[2]
-    x = next(data.train.read([range(5)], torch.device("cpu"))).x
+    method = Run.at(run.path).load()
+    x = next(run.data.train.read([range(5)], torch.device("cpu"))).x
     ds.export(method, tmp_path / "model.onnx", example=x)
     probs = ds.Predictor(tmp_path / "model.onnx").predict(x.numpy()).probs
     torch.testing.assert_close(torch.as_tensor(probs), method.predict(x).probs)

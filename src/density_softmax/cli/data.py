@@ -23,8 +23,6 @@ from rich.progress import (
 )
 from rich.table import Table
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="See, fetch and corrupt data sets.", no_args_is_help=True, rich_markup_mode="markdown"
 )

@@ -19,13 +19,11 @@ from density_softmax.grid.jobs import Engine, LocalEngine, RayEngine
 from density_softmax.grid.latency import measure_latencies
 from density_softmax.grid.plan import choose_methods, plan
 from density_softmax.methods import MethodConfig
-from density_softmax.recipes import RECIPES, prepare
+from density_softmax.recipes import RECIPES, find_suite, prepare
 from density_softmax.recipes.ablations import ABLATIONS
 from density_softmax.report import results_text, write_report
 from density_softmax.runs.evaluation import METRICS
 from density_softmax.runs.run import Run, shared_root
-
-__all__ = ["listing", "run_benchmark", "run_demo", "run_latency"]
 
 # Ours, the paper's own scale, and the classifier that both are compared to.
 CONTENDERS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -136,7 +134,7 @@ def listing(what: str) -> Table:
     """
     tables: dict[str, Callable[[], Mapping[str, str]]] = {
         "methods": lambda: {kind: _owner(member) for kind, member in MethodConfig.members.items()},
-        "recipes": lambda: {name: _first_line(recipe) for name, recipe in RECIPES.items()},
+        "recipes": lambda: {name: _first_line(find_suite(name)) for name in RECIPES},
         "ablations": lambda: {name: _first_line(made) for name, made in ABLATIONS.items()},
         "datasets": _datasets,
         "metrics": lambda: METRICS,

@@ -14,8 +14,6 @@ from density_softmax.cli.data import app as data_app
 from density_softmax.errors import UserError
 from density_softmax.version import __version__
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="density-softmax",
     no_args_is_help=True,

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from density_softmax.deploy.export import Exported
     from density_softmax.deploy.quantization import Change
 
-__all__ = ["run_export", "run_predict"]
-
 
 def run_export(run: Path, file: Path, int8: bool, console: Console) -> None:
     """Export a run and show what was checked.

@@ -29,8 +29,6 @@ from density_softmax.data.readers import (
 )
 from density_softmax.errors import DataError
 
-__all__ = ["CATALOG", "Entry", "Selection", "entry", "find_images"]
-
 
 @dataclass(frozen=True)
 class Entry:

@@ -33,15 +33,6 @@ from density_softmax.data.readers import load_npy
 from density_softmax.errors import DataError
 from density_softmax.files import replacing, write_text
 
-__all__ = [
-    "CorruptedArrays",
-    "CorruptedFolders",
-    "CorruptedOnRead",
-    "CorruptedSet",
-    "Corruption",
-    "write_corrupted",
-]
-
 REMEDY = "write it again with `density-softmax data corrupt`"
 # Images corrupted at a time, between two reports of progress.
 CHUNK = 256

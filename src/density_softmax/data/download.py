@@ -23,16 +23,6 @@ from pathlib import Path, PurePosixPath
 from density_softmax.errors import DataError
 from density_softmax.version import __version__
 
-__all__ = [
-    "MANIFEST",
-    "Download",
-    "DownloadError",
-    "Report",
-    "explain_full_disk",
-    "fetch",
-    "unpack",
-]
-
 CHUNK = 2**20
 TIMEOUT = 30.0
 

@@ -36,8 +36,6 @@ from density_softmax.errors import DataError
 from density_softmax.files import IMAGE_SUFFIXES, Box, central_box, read_image
 from density_softmax.types import Batch, Source
 
-__all__ = ["FileSource", "ImageFiles", "ImageFolders", "scan"]
-
 # How many images the mean and standard deviation of a folder are computed from.
 STATISTICS_SAMPLE = 512
 

@@ -14,8 +14,6 @@ from density_softmax.data.sources import DataConfig, checked_splits, hold_out
 from density_softmax.errors import DataError
 from density_softmax.types import Data, Split, Task
 
-__all__ = ["ImageData"]
-
 Role = Literal["shift", "ood"]
 
 

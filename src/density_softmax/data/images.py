@@ -20,16 +20,6 @@ from density_softmax.types import Source
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "ImagePreparation",
-    "ImageSet",
-    "Images",
-    "LabelledImages",
-    "Shape",
-    "Statistics",
-    "check_labels",
-    "numerals",
-]
 
 Shape = tuple[int, int, int]
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]

@@ -27,8 +27,6 @@ from density_softmax.data.sources import ArraySource
 from density_softmax.errors import UserError
 from density_softmax.types import Batch, Source, as_numbers
 
-__all__ = ["DatasetSource", "as_source"]
-
 _REMEDY = "yield (inputs, integer labels); a collate_fn can make them of anything else"
 
 

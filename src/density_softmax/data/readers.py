@@ -26,23 +26,6 @@ from torch import Tensor
 from density_softmax.data.images import Images, ImageSet, check_labels, numerals
 from density_softmax.errors import DataError
 
-__all__ = [
-    "CIFAR10_CLASSES",
-    "CIFAR100_CLASSES",
-    "Cifar10",
-    "Cifar10p1",
-    "Cifar100",
-    "Digits",
-    "NpzImages",
-    "Svhn",
-    "array_subsets",
-    "class_order",
-    "data_root",
-    "load_npy",
-    "load_npz",
-    "require",
-]
-
 Arrays = Mapping[str, NDArray[Any]]
 
 

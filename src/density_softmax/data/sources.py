@@ -13,21 +13,11 @@ from density_softmax.config import ConfigError, Family
 from density_softmax.errors import DataError, UserError
 from density_softmax.types import Batch, Data, Source, Split
 
-__all__ = [
-    "ArraySource",
-    "DataConfig",
-    "Preparation",
-    "ShuffledSource",
-    "SubsetSource",
-    "checked_splits",
-    "hold_out",
-]
-
 # Names that rows and sample files already use: the training samples, and rows about cost.
 RESERVED = ("train", "cost")
 
 
-class DataConfig(Family, ABC):
+class DataConfig(Family, ABC, package="density_softmax.data"):
     """The family of data configs. The seed decides what is held out and what is generated."""
 
     @abstractmethod

@@ -25,8 +25,6 @@ from density_softmax.data.sources import ArraySource, DataConfig, checked_splits
 from density_softmax.errors import DataError
 from density_softmax.types import Data, Split, Task
 
-__all__ = ["Columns", "Rows", "Standardization", "Table", "read_table"]
-
 
 class Standardization(NamedTuple):
     """(x − mean)/std of every feature, with moments in float64."""

@@ -14,8 +14,6 @@ from density_softmax.config import at_least
 from density_softmax.data.sources import ArraySource, DataConfig, hold_out
 from density_softmax.types import Data, Split, Task
 
-__all__ = ["GRID_EXTENT", "GRID_SIZE", "Toy", "grid"]
-
 # The evaluation grid of the surfaces: [−3, 3] × [−2, 2] with 100 points a side.
 GRID_EXTENT = (-3.0, 3.0, -2.0, 2.0)
 GRID_SIZE = 100

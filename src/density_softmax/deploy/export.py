@@ -38,8 +38,6 @@ from density_softmax.serve.predictor import Answer
 from density_softmax.types import Source
 from density_softmax.version import __version__
 
-__all__ = ["Exported", "RunPredictor", "export", "export_run"]
-
 FORMATS: dict[str, Callable[[ExportedProgram], Artifact]] = {
     ".onnx": lambda program: OnnxArtifact(to_onnx(program)),
     ".pt2": Pt2Artifact,

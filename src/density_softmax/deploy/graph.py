@@ -28,20 +28,6 @@ from density_softmax.serve.card import Card
 from density_softmax.serve.predictor import Answer, onnx_session
 from density_softmax.types import Prediction
 
-__all__ = [
-    "CARD_FILE",
-    "Artifact",
-    "FusedGaussians",
-    "Graph",
-    "OnnxArtifact",
-    "Pt2Artifact",
-    "as_graph_input",
-    "fuse_gaussians",
-    "quiet",
-    "to_onnx",
-    "trace",
-]
-
 CARD_FILE = "density_softmax.json"
 # Elements of a constant that the ONNX exporter may compute: any number of them.
 UNLIMITED = 2**40

@@ -11,8 +11,6 @@ from density_softmax.methods.base import Method
 from density_softmax.serve.predictor import Answer
 from density_softmax.types import Prediction
 
-__all__ = ["ParityError", "check_flags", "check_parity", "check_precision"]
-
 BATCH_SIZES = (1, 7)
 # How much a probability may differ.
 TOLERANCE = 1e-5

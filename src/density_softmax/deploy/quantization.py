@@ -25,8 +25,6 @@ from density_softmax.errors import UserError
 from density_softmax.serve.predictor import Answer
 from density_softmax.types import Source
 
-__all__ = ["Change", "batches_of", "measured_change", "quantized"]
-
 # The operations from one convolution to the next that onnxruntime has integer forms of.
 OPERATIONS = ("Conv", "Gemm", "MatMul", "Add", "Relu")
 NUM_CALIBRATION = 512

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from density_softmax.errors import UserError
 from density_softmax.files import StorageError, load_tensors, save_tensors, under, write_text
 
-__all__ = ["Checkpoints", "Epoch", "StageRecord", "read_progress"]
-
 
 @dataclass(frozen=True)
 class Epoch:

@@ -25,8 +25,6 @@ from density_softmax.types import Batch, Source
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = ["Descender", "Setting", "check_trainable", "only_trainable"]
-
 # Before the name of a monitored value in the record of epochs.
 HELDOUT = "heldout_"
 

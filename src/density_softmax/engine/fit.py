@@ -27,8 +27,6 @@ from density_softmax.types import Batch, Source
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = ["FeatureCache", "fit"]
-
 
 def fit(
     method: Method,

@@ -15,9 +15,6 @@ from density_softmax.types import Batch, Source
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = ["InspectedSource", "Inspection"]
-
-
 # Samples looked at together before the first step.
 AT_ONCE = 256
 

@@ -19,8 +19,6 @@ from density_softmax.types import Batch, Prediction, Source
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = ["Part", "all_reduce", "collect", "num_batches", "predict", "share", "total"]
-
 # A batch norm that normalises by the batch has nothing to do with one sample.
 SMALLEST_BATCH = 2
 

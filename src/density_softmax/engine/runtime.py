@@ -24,17 +24,6 @@ from density_softmax.version import __version__
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = [
-    "EngineConfig",
-    "PeakMemory",
-    "derive_seed",
-    "describe_environment",
-    "is_first_process",
-    "name_device",
-    "on_first_process",
-    "start",
-]
-
 PACKAGES = ("torch", "lightning-fabric", "numpy", "scikit-learn", "safetensors")
 MEGABYTE = 2**20
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -24,7 +24,6 @@ from density_softmax.version import __version__
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = ["StageCache"]
 
 # Below the root: a file per stage. Another layout of checkpoints needs another number.
 FOLDER, FORMAT = ".stages", 1

@@ -24,8 +24,6 @@ from density_softmax.grid.view import GridView
 from density_softmax.report import write_report
 from density_softmax.runs.run import Run
 
-__all__ = ["Board", "Entry", "Finished", "State", "Watcher", "entry_of", "execute", "run_grid"]
-
 State = Literal["waiting", "running", "done", "failed"]
 
 FIELDS = ("cell", "state", "seconds", "error", "log")

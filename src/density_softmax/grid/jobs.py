@@ -18,8 +18,6 @@ from typing import Any, NamedTuple, Protocol
 
 from density_softmax.errors import UserError
 
-__all__ = ["Engine", "Job", "LocalEngine", "Outcome", "RayEngine", "run_job"]
-
 # Imports of this module stay light: every worker of a cluster has it.
 
 

@@ -17,8 +17,6 @@ from density_softmax.runs.evaluation import (
 from density_softmax.runs.run import Run
 from density_softmax.types import Row
 
-__all__ = ["drop_latencies", "measure_latencies", "were_timed_together"]
-
 REFERENCE = "deterministic"
 
 

@@ -14,8 +14,6 @@ from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.recipes.ablations import find_variants
 from density_softmax.runs.run import Run, shared_root
 
-__all__ = ["Cell", "choose_methods", "plan"]
-
 # What ablations are of.
 ABLATED = "density_softmax"
 

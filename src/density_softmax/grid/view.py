@@ -16,7 +16,6 @@ from rich.text import Text
 if TYPE_CHECKING:
     from density_softmax.grid.board import Board, Entry
 
-__all__ = ["GridView", "duration"]
 
 MARKS = {"waiting": "·", "running": "▶", "done": "✓", "failed": "✗"}
 STYLES = {"waiting": "dim", "running": "cyan", "done": "green", "failed": "red"}

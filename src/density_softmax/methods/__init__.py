@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import json
-import pkgutil
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +15,21 @@ from torch import Tensor, nn
 
 from density_softmax.config import from_dict
 from density_softmax.files import StorageError, differences, load_tensors, under
+from density_softmax.lazy import import_modules
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.execution import seeded
 
 __all__ = ["Method", "MethodConfig", "load"]
 
-for _module in pkgutil.iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
-
 
 def __getattr__(name: str) -> Any:
     """The method whose class has that name."""
-    for config in MethodConfig.members.values():
-        if config.method.__name__ == name:
-            return config.method
+    if not name.startswith("_"):
+        import_modules(__name__, name)
+        for config in MethodConfig.members.known().values():
+            if config.method.__name__ == name:
+                return config.method
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 

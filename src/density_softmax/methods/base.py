@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.config import Family, to_dict
+from density_softmax.config import Family, Members, to_dict
 from density_softmax.errors import UserError
 from density_softmax.files import save_tensors
 from density_softmax.nn.backbones.base import feature_width
@@ -23,8 +23,6 @@ from density_softmax.nn.softmax.head import Head
 from density_softmax.training import Descent, Stage, Train
 from density_softmax.types import Batch, Prediction
 from density_softmax.version import __version__
-
-__all__ = ["Method", "MethodConfig"]
 
 
 class Method(nn.Module, ABC):
@@ -167,7 +165,7 @@ class Method(nn.Module, ABC):
         save_tensors(Path(path), self.state_dict(), metadata)
 
 
-class MethodConfig(Family):
+class MethodConfig(Family, package="density_softmax.methods"):
     """The family of methods; `kind` is the registry key.
 
     Attributes:
@@ -177,7 +175,7 @@ class MethodConfig(Family):
         method: the class in which the config is nested.
     """
 
-    members: ClassVar[dict[str, type[MethodConfig]]]  # type: ignore[assignment]
+    members: ClassVar[Members[MethodConfig]]  # type: ignore[assignment]
     title: ClassVar[str]
     rank: ClassVar[int]
     log_density: ClassVar[str]

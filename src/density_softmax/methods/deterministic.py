@@ -16,8 +16,6 @@ from density_softmax.nn.softmax.head import Head, entropy_of_logits, fit_tempera
 from density_softmax.training import Descent, Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
-__all__ = ["ConstantTemperature", "Deterministic", "TemperatureScaling"]
-
 
 class SoftmaxClassifier(Method, ABC):
     """softmax(g(f(x)) / T), trained at T = 1; the entropy stands for both uncertainties."""

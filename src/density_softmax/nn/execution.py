@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from density_softmax.errors import UserError
 from density_softmax.types import as_numbers
 
-__all__ = ["CallerLock", "as_batch", "at_least_float32", "evaluating", "full_precision", "seeded"]
-
 
 @contextlib.contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:

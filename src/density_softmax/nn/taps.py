@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from density_softmax.errors import UserError
 from density_softmax.nn.execution import full_precision
 
-__all__ = ["CallRecorder", "LayerReader", "pooled"]
-
 # Added to variances before their logarithm.
 EPSILON = 1e-6
 # Layers on sequences of shape (batch, channels, length).

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from density_softmax.config import ConfigError, override
-from density_softmax.recipes import cifar, digits, imagenet, toy
 from density_softmax.recipes.recipe import Recipe, Suite
 
-__all__ = ["RECIPES", "Recipe", "get_recipe", "prepare"]
+__all__ = ["RECIPES", "Recipe", "find_suite", "get_recipe", "prepare"]
 
-RECIPES: dict[str, Callable[[], Suite]] = {
-    "toy": toy.toy,
-    "digits": digits.digits,
-    "cifar10_small": cifar.cifar10_small,
-    "cifar10": cifar.cifar10,
-    "cifar100": cifar.cifar100,
-    "imagenet": imagenet.imagenet,
+# By the name of each recipe the module that has a function of that name.
+RECIPES = {
+    "toy": "toy",
+    "digits": "digits",
+    "cifar10_small": "cifar",
+    "cifar10": "cifar",
+    "cifar100": "cifar",
+    "imagenet": "imagenet",
 }
+
+
+def find_suite(name: str) -> Callable[[], Suite]:
+    """The function that returns the data, the encoder and the methods of a recipe.
+
+    Args:
+        name: of the recipe, such as `toy`.
+    """
+    if name not in RECIPES:
+        raise ConfigError(f"unknown recipe '{name}'; there are: {', '.join(RECIPES)}")
+    found: Callable[[], Suite] = getattr(import_module(f"{__name__}.{RECIPES[name]}"), name)
+    return found
 
 
 def get_recipe(name: str, method: str = "density_softmax") -> Recipe:
@@ -28,15 +41,12 @@ def get_recipe(name: str, method: str = "density_softmax") -> Recipe:
         name: of the recipe, such as `toy`.
         method: the kind of the method, such as `density_softmax`.
     """
-    if name not in RECIPES:
-        raise ConfigError(f"unknown recipe '{name}'; there are: {', '.join(RECIPES)}")
-    suite = RECIPES[name]()
-    configs = {config.kind: config for config in suite.methods}
-    if method not in configs:
+    suite = find_suite(name)()
+    if method not in suite.methods:
         raise ConfigError(
-            f"recipe '{name}' has no method '{method}'; there are: {', '.join(configs)}"
+            f"recipe '{name}' has no method '{method}'; there are: {', '.join(suite.methods)}"
         )
-    return Recipe(name, suite.data, suite.encoder, configs[method], suite.engine)
+    return Recipe(name, suite.data, suite.encoder, suite.methods[method](), suite.engine)
 
 
 def prepare(name: str, method: str, changes: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:

@@ -12,8 +12,6 @@ from density_softmax.nn.densities import DensityConfig
 from density_softmax.nn.softmax.scale import QuantileScale, RangeScale, ScaleConfig
 from density_softmax.recipes.recipe import Recipe
 
-__all__ = ["ABLATIONS", "Variant", "find_variants"]
-
 Variant = Mapping[str, Any]  # changes to the recipe: JSON values by path
 
 UNCHANGED: Variant = {}
@@ -140,6 +138,6 @@ def _without_density(recipe: Recipe) -> Variant:
     return {"method.scale": "constant"}
 
 
-def _others(kinds: dict[str, type], own: str) -> list[str]:
+def _others(kinds: Mapping[str, type], own: str) -> list[str]:
     """All kinds but the recipe's own, which may have settings of its own there."""
     return [kind for kind in kinds if kind != own]

@@ -6,8 +6,6 @@ from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import GaussianDensity
 from density_softmax.nn.softmax.scale import QuantileScale
 
-__all__ = ["closed_form"]
-
 
 def closed_form(layers: tuple[str, ...]) -> DensitySoftmax.Config:
     """A Gaussian of the layers, one of the last features and the energy, for a trained network.

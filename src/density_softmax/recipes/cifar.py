@@ -16,8 +16,6 @@ from density_softmax.recipes.attach import closed_form
 from density_softmax.recipes.recipe import Methods, Suite
 from density_softmax.training import SGD, Adam, Descent, OneCycle, Steps
 
-__all__ = ["cifar10", "cifar10_small", "cifar100"]
-
 # The paper's Table "hyper-params", with uncertainty-baselines' one epoch of warm-up; l2 2e-4 in
 # Keras is a weight decay of 4e-4 here.
 TRAIN = Descent(
@@ -51,37 +49,45 @@ DDU_TRAIN = Descent(
 
 # What CIFAR-10 and CIFAR-100 share. What a config does not say is its default, and that is the
 # published setting for CIFAR.
-WIDE: Methods = (
-    methods.Deterministic.Config(descent=TRAIN),
-    methods.TemperatureScaling.Config(descent=TRAIN),
+WIDE: Methods = {
+    "deterministic": lambda: methods.Deterministic.Config(descent=TRAIN),
+    "temperature_scaling": lambda: methods.TemperatureScaling.Config(descent=TRAIN),
     # Four members as in the paper's tables and in uncertainty-baselines.
-    methods.DeepEnsemble.Config(member=methods.Deterministic.Config(descent=TRAIN), num_members=4),
+    "deep_ensemble": lambda: methods.DeepEnsemble.Config(
+        member=methods.Deterministic.Config(descent=TRAIN), num_members=4
+    ),
     # Uncertainty-baselines (`baselines/cifar`) at the paper's batch size. Mean-field draws once for
     # a prediction: the paper's latency of 1.56 times that of ERM is that of one pass of Flipout,
     # and uncertainty-baselines draws once on clean images (5 times on corrupted ones).
-    methods.MeanField.Config(num_samples=1, annealing_epochs=200, l2=4e-4, descent=LONGER),
-    methods.Rank1BNN.Config(num_members=4, annealing_epochs=200, l2=1e-4, descent=LATER),
-    methods.BatchEnsemble.Config(num_members=4, l2=3e-4, descent=LATER),
+    "mean_field": lambda: methods.MeanField.Config(
+        num_samples=1, annealing_epochs=200, l2=4e-4, descent=LONGER
+    ),
+    "rank1_bnn": lambda: methods.Rank1BNN.Config(
+        num_members=4, annealing_epochs=200, l2=1e-4, descent=LATER
+    ),
+    "batch_ensemble": lambda: methods.BatchEnsemble.Config(num_members=4, l2=3e-4, descent=LATER),
     # So are these. An l2 of 3e-4 is a weight decay of 6e-4; MC Dropout has a base rate of .05.
-    methods.MCDropout.Config(
+    "mc_dropout": lambda: methods.MCDropout.Config(
         chunk=3, descent=replace(TRAIN, optimizer=SGD(lr=0.025, weight_decay=6e-4))
     ),
-    methods.Heteroscedastic.Config(chunk=500, descent=TRAIN),
-    methods.MIMO.Config(descent=replace(LATER, optimizer=SGD(lr=0.05, weight_decay=6e-4))),
+    "heteroscedastic": lambda: methods.Heteroscedastic.Config(chunk=500, descent=TRAIN),
+    "mimo": lambda: methods.MIMO.Config(
+        descent=replace(LATER, optimizer=SGD(lr=0.05, weight_decay=6e-4))
+    ),
     # Epochs and steps of the rate are ERM's; the flow has as many as Density-Softmax's density.
-    methods.PosteriorNetwork.Config(descent=ADAM),
-    methods.NaturalPosteriorNetwork.Config(
+    "posterior_network": lambda: methods.PosteriorNetwork.Config(descent=ADAM),
+    "natural_posterior_network": lambda: methods.NaturalPosteriorNetwork.Config(
         warmup=replace(FLOW, epochs=5), descent=ADAM, finetune=FLOW
     ),
     # `train_duq_cifar.py`, for as many epochs as DUE in place of 75. Centroids as wide as the 640
     # features are what the numbers of parameters in the Density-Softmax paper say.
-    methods.DUQ.Config(
+    "duq": lambda: methods.DUQ.Config(
         centroid_size=640,
         descent=replace(DUE_TRAIN, optimizer=SGD(lr=0.05, nesterov=False, weight_decay=5e-4)),
     ),
-    methods.DUE.Config(descent=DUE_TRAIN),
-    methods.DDU.Config(descent=DDU_TRAIN),
-)
+    "due": lambda: methods.DUE.Config(descent=DUE_TRAIN),
+    "ddu": lambda: methods.DDU.Config(descent=DDU_TRAIN),
+}
 
 
 def _paper(penalty: float, scale: RangeScale.Config, sngp_rate: float, factor: float) -> Methods:
@@ -95,11 +101,13 @@ def _paper(penalty: float, scale: RangeScale.Config, sngp_rate: float, factor: f
         optimizer=SGD(lr=sngp_rate * 256 / 128, momentum=0.9, nesterov=True),
         schedule=TRAIN.schedule,
     )
-    return (
-        *WIDE,
-        methods.ConstantTemperature.Config(frobenius, TRAIN, temperature=1 / scale.middle),
-        methods.SNGP.Config(mean_field_factor=factor, l2=3e-4, descent=sngp),
-        methods.DensitySoftmax.Config(
+    return {
+        **WIDE,
+        "constant_temperature": lambda: methods.ConstantTemperature.Config(
+            frobenius, TRAIN, temperature=1 / scale.middle
+        ),
+        "sngp": lambda: methods.SNGP.Config(mean_field_factor=factor, l2=3e-4, descent=sngp),
+        "density_softmax": lambda: methods.DensitySoftmax.Config(
             penalty=frobenius,
             representation=TRAIN,
             density=FlowDensity.Config(
@@ -111,7 +119,7 @@ def _paper(penalty: float, scale: RangeScale.Config, sngp_rate: float, factor: f
                 epochs=10, batch_size=64, optimizer=SGD(lr=0.05 * 0.2**3, weight_decay=4e-4)
             ),
         ),
-    )
+    }
 
 
 def cifar10() -> Suite:
@@ -144,37 +152,47 @@ SMALL_UNDECAYED = replace(SMALL_TRAIN, optimizer=SGD(lr=0.2))
 SMALL_ADAM = replace(SMALL_TRAIN, optimizer=Adam(lr=5e-3))
 SMALL_PENALTY = FrobeniusPenalty.Config(weight=1e-4, every=8)
 
-SMALL: Methods = (
-    methods.Deterministic.Config(descent=SMALL_TRAIN),
-    methods.TemperatureScaling.Config(descent=SMALL_TRAIN),
-    methods.ConstantTemperature.Config(penalty=SMALL_PENALTY, descent=SMALL_TRAIN),
-    methods.DeepEnsemble.Config(member=methods.Deterministic.Config(descent=SMALL_TRAIN)),
+SMALL: Methods = {
+    "deterministic": lambda: methods.Deterministic.Config(descent=SMALL_TRAIN),
+    "temperature_scaling": lambda: methods.TemperatureScaling.Config(descent=SMALL_TRAIN),
+    "constant_temperature": lambda: methods.ConstantTemperature.Config(
+        penalty=SMALL_PENALTY, descent=SMALL_TRAIN
+    ),
+    "deep_ensemble": lambda: methods.DeepEnsemble.Config(
+        member=methods.Deterministic.Config(descent=SMALL_TRAIN)
+    ),
     # 128 features need no projection.
-    methods.SNGP.Config(
+    "sngp": lambda: methods.SNGP.Config(
         process=RandomFeatureProcess.Config(num_inputs=None), l2=2.5e-4, descent=SMALL_UNDECAYED
     ),
-    methods.DDU.Config(descent=SMALL_TRAIN),
+    "ddu": lambda: methods.DDU.Config(descent=SMALL_TRAIN),
     # Centroids that follow within a training of few steps.
-    methods.DUQ.Config(momentum=0.99, descent=SMALL_TRAIN),
-    methods.DUE.Config(descent=SMALL_TRAIN),
+    "duq": lambda: methods.DUQ.Config(momentum=0.99, descent=SMALL_TRAIN),
+    "due": lambda: methods.DUE.Config(descent=SMALL_TRAIN),
     # 10 masks in place of 30, with which 760,000 test images would take more than an hour.
-    methods.MCDropout.Config(num_samples=10, chunk=10, descent=SMALL_TRAIN),
+    "mc_dropout": lambda: methods.MCDropout.Config(num_samples=10, chunk=10, descent=SMALL_TRAIN),
     # As many samples as in the toy recipe, and two members: the network is narrow.
-    methods.Heteroscedastic.Config(num_samples=1_000, chunk=250, descent=SMALL_TRAIN),
-    methods.MIMO.Config(num_members=2, batch_repetition=2, descent=SMALL_TRAIN),
-    methods.PosteriorNetwork.Config(descent=SMALL_ADAM),
-    methods.NaturalPosteriorNetwork.Config(descent=SMALL_ADAM),
+    "heteroscedastic": lambda: methods.Heteroscedastic.Config(
+        num_samples=1_000, chunk=250, descent=SMALL_TRAIN
+    ),
+    "mimo": lambda: methods.MIMO.Config(num_members=2, batch_repetition=2, descent=SMALL_TRAIN),
+    "posterior_network": lambda: methods.PosteriorNetwork.Config(descent=SMALL_ADAM),
+    "natural_posterior_network": lambda: methods.NaturalPosteriorNetwork.Config(descent=SMALL_ADAM),
     # Annealed over four fifths of the training, as above.
-    methods.MeanField.Config(annealing_epochs=12, l2=2.5e-4, descent=SMALL_UNDECAYED),
-    methods.Rank1BNN.Config(annealing_epochs=12, l2=2.5e-4, descent=SMALL_UNDECAYED),
-    methods.BatchEnsemble.Config(l2=2.5e-4, descent=SMALL_UNDECAYED),
-    replace(
+    "mean_field": lambda: methods.MeanField.Config(
+        annealing_epochs=12, l2=2.5e-4, descent=SMALL_UNDECAYED
+    ),
+    "rank1_bnn": lambda: methods.Rank1BNN.Config(
+        annealing_epochs=12, l2=2.5e-4, descent=SMALL_UNDECAYED
+    ),
+    "batch_ensemble": lambda: methods.BatchEnsemble.Config(l2=2.5e-4, descent=SMALL_UNDECAYED),
+    "density_softmax": lambda: replace(
         closed_form(("stem", "group1")),
         scale=QuantileScale.Config(quantile=0.9, budget=0.005),
         penalty=SMALL_PENALTY,
         representation=SMALL_TRAIN,
     ),
-)
+}
 
 
 def cifar10_small() -> Suite:

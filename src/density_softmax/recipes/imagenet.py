@@ -14,8 +14,6 @@ from density_softmax.nn.softmax.scale import RangeScale
 from density_softmax.recipes.recipe import Methods, Suite
 from density_softmax.training import SGD, Adam, Descent, Steps
 
-__all__ = ["imagenet"]
-
 # The paper's; l2 1e-4 in Keras is a weight decay of 2e-4 here.
 TRAIN = Descent(
     epochs=90,
@@ -31,13 +29,17 @@ FLOW = Descent(epochs=10, batch_size=64, optimizer=Adam(lr=1e-3))
 PENALTY = FrobeniusPenalty.Config(weight=1e-1)
 SCALE = RangeScale.Config(low=-0.4, high=-0.3)
 
-METHODS: Methods = (
-    methods.Deterministic.Config(descent=TRAIN),
-    methods.TemperatureScaling.Config(descent=TRAIN),
-    methods.ConstantTemperature.Config(PENALTY, TRAIN, temperature=1 / SCALE.middle),
-    methods.DeepEnsemble.Config(member=methods.Deterministic.Config(descent=TRAIN), num_members=4),
+METHODS: Methods = {
+    "deterministic": lambda: methods.Deterministic.Config(descent=TRAIN),
+    "temperature_scaling": lambda: methods.TemperatureScaling.Config(descent=TRAIN),
+    "constant_temperature": lambda: methods.ConstantTemperature.Config(
+        PENALTY, TRAIN, temperature=1 / SCALE.middle
+    ),
+    "deep_ensemble": lambda: methods.DeepEnsemble.Config(
+        member=methods.Deterministic.Config(descent=TRAIN), num_members=4
+    ),
     # The process is that of `baselines/imagenet/sngp.py` in uncertainty-baselines.
-    methods.SNGP.Config(
+    "sngp": lambda: methods.SNGP.Config(
         process=RandomFeatureProcess.Config(
             num_inputs=None, normalize=False, length_scale=1 / 0.05
         ),
@@ -46,42 +48,44 @@ METHODS: Methods = (
         descent=UNDECAYED,
     ),
     # 1,000 covariances of 2,048 features would take 17 GB: the classes share one.
-    methods.DDU.Config(tied=True, descent=TRAIN),
+    "ddu": lambda: methods.DDU.Config(tied=True, descent=TRAIN),
     # DUQ, DUE, Posterior Network and NatPN were not published on ImageNet. DUQ's matrices of
     # 2,048 × 2,048 for 1,000 classes would be 4.2 billion weights: with centroids of 16 they are
     # 33 million. DUE's covariances over 1,000 inducing points for 1,000 classes would be a
     # billion: over 100 they are 10 million.
-    methods.DUQ.Config(centroid_size=16, descent=TRAIN),
-    methods.DUE.Config(num_inducing=100, descent=TRAIN),
+    "duq": lambda: methods.DUQ.Config(centroid_size=16, descent=TRAIN),
+    "due": lambda: methods.DUE.Config(num_inducing=100, descent=TRAIN),
     # MC Dropout, Heteroscedastic and MIMO have the settings of uncertainty-baselines
     # (`baselines/imagenet`, files dropout.py, heteroscedastic.py and mimo.py), at the paper's batch
     # size and rate; there too the rate of MC Dropout is half that of the others. It drops whole
     # channels behind every layer, here it is single values once in a block, as on CIFAR. The 15
     # factors and two members are also what the paper's numbers of parameters say.
-    methods.MCDropout.Config(
+    "mc_dropout": lambda: methods.MCDropout.Config(
         rate=0.05,
         num_samples=10,
         chunk=1,
         descent=replace(TRAIN, epochs=200, optimizer=SGD(lr=0.025, weight_decay=2e-4)),
     ),
-    methods.Heteroscedastic.Config(
+    "heteroscedastic": lambda: methods.Heteroscedastic.Config(
         num_factors=15,
         temperature=1.5,
         num_samples=5_000,
         chunk=100,
         descent=replace(TRAIN, epochs=180),
     ),
-    methods.MIMO.Config(
+    "mimo": lambda: methods.MIMO.Config(
         num_members=2, batch_repetition=2, input_repetition=0.6, descent=replace(TRAIN, epochs=150)
     ),
-    methods.PosteriorNetwork.Config(descent=ADAM),
-    methods.NaturalPosteriorNetwork.Config(
+    "posterior_network": lambda: methods.PosteriorNetwork.Config(descent=ADAM),
+    "natural_posterior_network": lambda: methods.NaturalPosteriorNetwork.Config(
         warmup=replace(FLOW, epochs=1), descent=ADAM, finetune=FLOW
     ),
     # No published settings: ours are those of CIFAR on the schedule of ERM.
-    methods.MeanField.Config(num_samples=1, annealing_epochs=72, l2=1e-4, descent=UNDECAYED),
+    "mean_field": lambda: methods.MeanField.Config(
+        num_samples=1, annealing_epochs=72, l2=1e-4, descent=UNDECAYED
+    ),
     # Uncertainty-baselines, whose BatchEnsemble spares batch norms from l2 as well.
-    methods.Rank1BNN.Config(
+    "rank1_bnn": lambda: methods.Rank1BNN.Config(
         positive=0.75,
         prior_std=0.05,
         annealing_epochs=90,
@@ -89,8 +93,10 @@ METHODS: Methods = (
         l2=1e-4,
         descent=LONGER,
     ),
-    methods.BatchEnsemble.Config(fast_gradient=0.25, l2=1e-4, descent=LONGER),
-    methods.DensitySoftmax.Config(
+    "batch_ensemble": lambda: methods.BatchEnsemble.Config(
+        fast_gradient=0.25, l2=1e-4, descent=LONGER
+    ),
+    "density_softmax": lambda: methods.DensitySoftmax.Config(
         penalty=PENALTY,
         representation=TRAIN,
         density=FlowDensity.Config(
@@ -100,7 +106,7 @@ METHODS: Methods = (
         # The paper gives no rate for the head: ours is the last of the schedule above.
         head=Descent(epochs=2, batch_size=64, optimizer=SGD(lr=0.05 * 0.1**3, weight_decay=2e-4)),
     ),
-)
+}
 
 
 def imagenet() -> Suite:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
@@ -12,12 +13,11 @@ from density_softmax.methods.base import MethodConfig
 from density_softmax.nn.backbones.base import BackboneConfig
 from density_softmax.types import Data
 
-__all__ = ["Methods", "Recipe", "Suite"]
-
 # Sets to evaluate on: entries of data that training does not depend on.
 NOT_TRAINED_ON = ("shifts", "ood")
 
-Methods = tuple[MethodConfig, ...]
+# The settings of each method by its kind, built when they are asked for.
+Methods = Mapping[str, Callable[[], MethodConfig]]
 
 
 @dataclass(frozen=True)

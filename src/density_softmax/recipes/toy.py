@@ -15,8 +15,6 @@ from density_softmax.nn.lipschitz.penalty import PenaltyOptions, SpectralPenalty
 from density_softmax.recipes.recipe import Methods, Suite
 from density_softmax.training import Adam, Descent
 
-__all__ = ["toy"]
-
 # Epochs, batch size and rate are the paper's: 700 steps of 1e-4.
 TRAIN = Descent(epochs=100, batch_size=128, optimizer=Adam(lr=1e-4))
 # Ours, where that is too little: DUE's means hardly leave 0, DUQ's held-out cross entropy stays at
@@ -25,15 +23,19 @@ TRAIN = Descent(epochs=100, batch_size=128, optimizer=Adam(lr=1e-4))
 FASTER = replace(TRAIN, optimizer=Adam(lr=1e-3))
 PENALTY = SpectralPenalty.Config(weight=1e-2)
 
-METHODS: Methods = (
-    methods.Deterministic.Config(descent=TRAIN),
-    methods.TemperatureScaling.Config(descent=TRAIN),
-    methods.ConstantTemperature.Config(penalty=PENALTY, descent=TRAIN),
+METHODS: Methods = {
+    "deterministic": lambda: methods.Deterministic.Config(descent=TRAIN),
+    "temperature_scaling": lambda: methods.TemperatureScaling.Config(descent=TRAIN),
+    "constant_temperature": lambda: methods.ConstantTemperature.Config(
+        penalty=PENALTY, descent=TRAIN
+    ),
     # Four members as in the paper's tables and in uncertainty-baselines.
-    methods.DeepEnsemble.Config(member=methods.Deterministic.Config(descent=TRAIN), num_members=4),
+    "deep_ensemble": lambda: methods.DeepEnsemble.Config(
+        member=methods.Deterministic.Config(descent=TRAIN), num_members=4
+    ),
     # Bound, kernel and factor of https://www.tensorflow.org/tutorials/understanding/sngp, with
     # orthogonal frequencies.
-    methods.SNGP.Config(
+    "sngp": lambda: methods.SNGP.Config(
         bound=0.9,
         process=RandomFeatureProcess.Config(
             num_features=1024, num_inputs=None, normalize=False, length_scale=1.0, scaled=True
@@ -42,9 +44,9 @@ METHODS: Methods = (
         descent=TRAIN,
     ),
     # `notebooks/two_moons.ipynb` in https://github.com/omegafragger/DDU.
-    methods.DDU.Config(bound=0.65, num_iterations=5, descent=TRAIN),
+    "ddu": lambda: methods.DDU.Config(bound=0.65, num_iterations=5, descent=TRAIN),
     # `two_moons.ipynb` in https://github.com/y0ast/deterministic-uncertainty-quantification.
-    methods.DUQ.Config(
+    "duq": lambda: methods.DUQ.Config(
         length_scale=0.3,
         momentum=0.99,
         centroid_size=10,
@@ -52,26 +54,26 @@ METHODS: Methods = (
         descent=FASTER,
     ),
     # `toy_regression.ipynb` in https://github.com/y0ast/DUE, its rate included.
-    methods.DUE.Config(bound=0.95, num_inducing=20, descent=FASTER),
-    methods.MCDropout.Config(descent=TRAIN),
+    "due": lambda: methods.DUE.Config(bound=0.95, num_inducing=20, descent=FASTER),
+    "mc_dropout": lambda: methods.MCDropout.Config(descent=TRAIN),
     # 1,000 samples in place of 10,000, in every step of a training that takes seconds otherwise:
     # the error of a mean probability is then at most .5 / √1000 = .016.
-    methods.Heteroscedastic.Config(num_samples=1_000, descent=TRAIN),
-    methods.MIMO.Config(descent=FASTER),
-    methods.PosteriorNetwork.Config(descent=FASTER),
-    methods.NaturalPosteriorNetwork.Config(descent=TRAIN),
+    "heteroscedastic": lambda: methods.Heteroscedastic.Config(num_samples=1_000, descent=TRAIN),
+    "mimo": lambda: methods.MIMO.Config(descent=FASTER),
+    "posterior_network": lambda: methods.PosteriorNetwork.Config(descent=FASTER),
+    "natural_posterior_network": lambda: methods.NaturalPosteriorNetwork.Config(descent=TRAIN),
     # The divergence is annealed over four fifths of the training, as over 200 of 250 epochs on
     # CIFAR. In 700 steps of 1e-4 these posteriors stay near where they start.
-    methods.MeanField.Config(annealing_epochs=80, descent=TRAIN),
-    methods.Rank1BNN.Config(annealing_epochs=80, descent=TRAIN),
-    methods.BatchEnsemble.Config(descent=TRAIN),
-    methods.DensitySoftmax.Config(
+    "mean_field": lambda: methods.MeanField.Config(annealing_epochs=80, descent=TRAIN),
+    "rank1_bnn": lambda: methods.Rank1BNN.Config(annealing_epochs=80, descent=TRAIN),
+    "batch_ensemble": lambda: methods.BatchEnsemble.Config(descent=TRAIN),
+    "density_softmax": lambda: methods.DensitySoftmax.Config(
         penalty=PENALTY,
         representation=TRAIN,
         density=FlowDensity.Config(descent=replace(TRAIN, epochs=300)),
         head=replace(TRAIN, epochs=1),
     ),
-)
+}
 
 
 def toy() -> Suite:

@@ -25,25 +25,6 @@ from density_softmax.types import Batch, Data, Prediction, Row, Source, Split
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = [
-    "METRICS",
-    "TIMED_TOGETHER",
-    "Found",
-    "bound_encoder",
-    "check_roles",
-    "detection_metrics",
-    "evaluate_splits",
-    "keep_features",
-    "label_metrics",
-    "latency_conditions",
-    "latency_metrics",
-    "mean_over_shifts",
-    "merge_rows",
-    "own_cost",
-    "subsample",
-    "training_cost",
-    "untrained_reference",
-]
 
 # Values by split and metric.
 Found = dict[str, dict[str, float]]

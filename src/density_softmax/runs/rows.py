@@ -10,8 +10,6 @@ from pathlib import Path
 from density_softmax.files import StorageError, write_text
 from density_softmax.types import Row
 
-__all__ = ["read_rows", "write_rows"]
-
 
 def write_rows(file: Path, rows: Iterable[Row]) -> None:
     """Write rows to a CSV file.

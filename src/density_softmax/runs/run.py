@@ -26,8 +26,6 @@ from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.runs.rows import read_rows, write_rows
 from density_softmax.types import Data, Prediction, Row, Task
 
-__all__ = ["Run", "find_runs", "shared_root", "variant_text"]
-
 # Of recipe.json; a run of another format is not read.
 FORMAT = 2
 # Where runs go, and the name of a folder whose runs share finished stages.
@@ -129,8 +127,6 @@ class Run:
             words += ["--set", assignment(*change)]
         return words
 
-    # What it reads and trains
-
     @cached_property
     def data(self) -> Data:
         """Its data, loaded when they are first asked for."""
@@ -185,18 +181,15 @@ class Run:
             raise UserError(f"{self.path}: is not finished; continue it with train --resume")
         record.restore(method)
 
-    # What it is, and what has become of it
-
     @property
     def identity(self) -> dict[str, Any]:
         """What makes it itself, wherever it computes and reads."""
-        return _without_places(self._description())
+        return _identity(self._description())
 
     def exists(self) -> bool:
         """Whether its directory holds it, finished or not."""
-        return (self.path / "recipe.json").is_file() and self.identity == _without_places(
-            _read_json(self.path, "recipe.json")
-        )
+        stored = (self.path / "recipe.json").is_file()
+        return stored and self.identity == _identity(_read_json(self.path, "recipe.json"))
 
     def is_trained(self) -> bool:
         """Whether its directory holds it with all stages finished."""
@@ -244,8 +237,6 @@ class Run:
     def add_to_environment(self, values: Mapping[str, Any]) -> None:
         """Note more about how the run was made."""
         self._write_json("environment.json", {**self.environment(), **values})
-
-    # What it leaves
 
     def save_epochs(self, epochs: Sequence[Epoch]) -> None:
         """Write what each epoch reported, a line per value."""
@@ -299,9 +290,7 @@ class Run:
         """Values by split and metric as rows of this run."""
         names = self.recipe.name, self.kind, self.variant_text, self.seed
         return [
-            Row(*names, split, metric, value)
-            for split, values in found.items()
-            for metric, value in values.items()
+            Row(*names, split, *each) for split, values in found.items() for each in values.items()
         ]
 
     def _file(self, folder: str, split: str) -> Path:
@@ -381,7 +370,7 @@ def _may_come_first(file: Path) -> bool:
     return file.name in (MEMBERS, "environment.json") or file.suffix == ".part"
 
 
-def _without_places(description: Mapping[str, Any]) -> dict[str, Any]:
+def _identity(description: Mapping[str, Any]) -> dict[str, Any]:
     """What recipe.json says, but not where the run computes and reads; the variant follows."""
     recipe = description.get("recipe", {})
     data = DataConfig.members.get(recipe.get("data", {}).get("kind"))

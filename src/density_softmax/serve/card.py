@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from density_softmax.errors import UserError
 
-__all__ = ["FALSE_ALARMS", "Card", "Normalisation", "thresholds_of"]
-
 # Shares of in-domain inputs that may be flagged as unknown; a card has a threshold for each.
 FALSE_ALARMS = (0.01, 0.05, 0.1)
 

@@ -24,8 +24,6 @@ from density_softmax.errors import DataError
 from density_softmax.files import IMAGE_SUFFIXES, decode
 from density_softmax.serve.card import Card, Normalisation
 
-__all__ = ["Chunk", "read_chunks"]
-
 Floats = NDArray[np.float32]
 
 

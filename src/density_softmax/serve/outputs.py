@@ -14,8 +14,6 @@ from typing import IO, Any, Literal, NamedTuple
 from density_softmax.errors import UserError
 from density_softmax.files import replacing
 
-__all__ = ["Flag", "Record", "open_output"]
-
 Flag = Literal["in", "out", "bad", ""]
 
 

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from density_softmax.errors import UserError
 from density_softmax.serve.card import Card
 
-__all__ = ["Answer", "Predictor", "onnx_session"]
-
 Floats = NDArray[np.float32]
 
 # Of the inputs that an exported graph may have.

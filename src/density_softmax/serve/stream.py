@@ -18,8 +18,6 @@ from density_softmax.serve.inputs import Chunk, read_chunks
 from density_softmax.serve.outputs import Flag, Record, open_output
 from density_softmax.serve.predictor import Answer
 
-__all__ = ["Served", "Throughput", "predict_stream"]
-
 
 class Served(Protocol):
     """A model that can be served: an exported file or a run."""

@@ -13,8 +13,6 @@ from density_softmax.errors import UserError
 from density_softmax.nn.execution import evaluating
 from density_softmax.nn.lipschitz.bounds import Bounded, chain_bound, residual_bound
 
-__all__ = ["Backbone", "BackboneConfig", "Residual", "feature_width", "measure_width"]
-
 
 class Residual(Bounded, ABC):
     """y = s(x) + b(x), a linear shortcut plus a branch of modules that run one after another."""
@@ -67,7 +65,7 @@ class Backbone(Bounded, ABC):
         return chain_bound(self.chain(), x)
 
 
-class BackboneConfig(Family, ABC):
+class BackboneConfig(Family, ABC, package="density_softmax.nn.backbones"):
     """The family of backbone configs; each member builds its own backbone."""
 
     @abstractmethod

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from density_softmax.errors import UserError
 from density_softmax.nn.taps import CallRecorder
 
-__all__ = ["Headless"]
-
 
 @final
 class Headless(nn.Module):

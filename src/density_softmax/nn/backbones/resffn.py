@@ -11,8 +11,6 @@ from torch import nn
 from density_softmax.config import ConfigError, at_least
 from density_softmax.nn.backbones.base import Backbone, BackboneConfig, Residual
 
-__all__ = ["ResFFN"]
-
 IDENTITY = nn.Identity()
 
 

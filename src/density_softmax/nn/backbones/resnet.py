@@ -14,20 +14,6 @@ from density_softmax.config import ConfigError
 from density_softmax.nn.backbones.base import Backbone, BackboneConfig, Residual
 from density_softmax.nn.lipschitz.bounds import LinearMap
 
-__all__ = [
-    "MEAN_POOL",
-    "BasicBlock",
-    "Bottleneck",
-    "CifarResNet",
-    "ImageBackbone",
-    "ResNet",
-    "SubsampleAndPad",
-    "blocks_per_group",
-    "conv",
-    "group",
-    "image_channels",
-]
-
 
 def image_channels(input_shape: tuple[int, ...]) -> int:
     """The number of channels of an image; any other shape raises.

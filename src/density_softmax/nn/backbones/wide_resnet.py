@@ -20,8 +20,6 @@ from density_softmax.nn.backbones.resnet import (
     image_channels,
 )
 
-__all__ = ["PreActivationBlock", "WideResNet"]
-
 
 class PreActivationBlock(Residual):
     """y = s(x) + conv(relu(bn(conv(relu(bn(x)))))) with 3×3 convolutions.

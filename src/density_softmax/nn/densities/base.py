@@ -15,8 +15,6 @@ from density_softmax.nn.execution import at_least_float32, full_precision
 from density_softmax.training import Stage, Values
 from density_softmax.types import Batch
 
-__all__ = ["Density", "DensityConfig", "Latent", "mean_and_variance", "moments"]
-
 # The latents' standard deviation at the start. A sample t deviations out in every direction has
 # r² = H t² σ², and NatPN's evidence exp(½ H log 2 − ½ r²) is above 1 while t σ < √log 2 ≈ 0.83.
 # With σ = 1 samples beyond that begin with no evidence, hence no gradient, and many never return;
@@ -41,7 +39,7 @@ class Density(nn.Module, ABC):
         """How α is found, from training features."""
 
 
-class DensityConfig(Family, ABC):
+class DensityConfig(Family, ABC, package="density_softmax.nn.densities"):
     """The family of densities."""
 
     @abstractmethod

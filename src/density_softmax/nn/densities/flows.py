@@ -20,17 +20,6 @@ from density_softmax.errors import UserError
 from density_softmax.nn.densities.base import Density, DensityConfig, mean_and_variance, moments
 from density_softmax.training import Adam, Descent, Estimate, Stage, Train, Values
 
-__all__ = [
-    "AffineCoupling",
-    "FlowDensity",
-    "RadialDensity",
-    "RadialFlow",
-    "RadialLayer",
-    "RealNVP",
-    "ZukoDensity",
-    "change_of_variables",
-]
-
 
 @final
 class Constant(nn.Module):

@@ -16,14 +16,6 @@ from density_softmax.nn.densities.base import Density, DensityConfig, mean_and_v
 from density_softmax.training import Estimate, Stage, Values
 from density_softmax.types import Batch
 
-__all__ = [
-    "ClosedFormDensity",
-    "GaussianDensity",
-    "GaussianMixtureDensity",
-    "TiedMixtureDensity",
-    "whitening",
-]
-
 # Entries of all class covariances together: 8 gigabytes in float32.
 LARGEST = 2**31
 

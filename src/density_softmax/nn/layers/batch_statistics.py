@@ -11,8 +11,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from density_softmax.training import Values
 
-__all__ = ["batch_norms", "batch_statistics", "set_statistics", "statistics_of"]
-
 
 def batch_norms(network: nn.Module) -> dict[str, _BatchNorm]:
     """The batch norms of a network that keep running statistics, by name.

@@ -14,8 +14,6 @@ from density_softmax.nn.lipschitz.linearization import Linearization
 from density_softmax.nn.lipschitz.penalty import JacobianPenalty, sample_norm
 from density_softmax.training import Values
 
-__all__ = ["CentroidKernels", "KernelPenalty"]
-
 # Spread of the centroids before the first step, as in the authors' code.
 INITIAL_SPREAD = 0.05
 

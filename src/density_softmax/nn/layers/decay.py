@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Undecayed", "sum_of_squares"]
-
 
 class Undecayed(nn.Module, ABC):
     """A module some of whose parameters are exempt from weight decay."""

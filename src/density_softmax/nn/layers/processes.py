@@ -16,8 +16,6 @@ from density_softmax.errors import UserError
 from density_softmax.nn.execution import full_precision
 from density_softmax.training import Values
 
-__all__ = ["Marginals", "RandomFeatureProcess", "SparseProcess"]
-
 # On the diagonal of k(U, U) and of the prior variance: GPyTorch's own for float32.
 JITTER = 1e-4
 # Rounding may push a variance below zero.

@@ -13,16 +13,6 @@ from density_softmax.nn.layers.decay import Undecayed
 from density_softmax.nn.layers.surgery import KernelLayer, num_channels, over_channels
 from density_softmax.nn.layers.variational import Variational
 
-__all__ = [
-    "BATCH_NORMS",
-    "GaussianVectors",
-    "MemberBatchNorm",
-    "PointVectors",
-    "RankOne",
-    "Vectors",
-    "random_signs",
-]
-
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

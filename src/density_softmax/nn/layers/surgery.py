@@ -14,19 +14,6 @@ from density_softmax.errors import UserError
 from density_softmax.nn.backbones.base import Backbone, measure_width
 from density_softmax.nn.backbones.resnet import SubsampleAndPad
 
-__all__ = [
-    "WEIGHT_LAYERS",
-    "KernelLayer",
-    "concatenate_inputs",
-    "num_channels",
-    "over_channels",
-    "prevent_feature_collapse",
-    "reinitialized_copy",
-    "replace_layers",
-    "widen_input",
-    "with_kernel",
-]
-
 KernelLayer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 # Layers that map channels (dimension 1 of their weight) to channels (dimension 0).
 WEIGHT_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -24,15 +24,6 @@ from density_softmax.nn.layers.surgery import (
 from density_softmax.training import Estimate, Values
 from density_softmax.types import Batch
 
-__all__ = [
-    "AnnealedKL",
-    "Flipout",
-    "MonteCarloDropout",
-    "Variational",
-    "add_dropout",
-    "count_samples",
-]
-
 # Modules without a forward pass of their own code.
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 

@@ -17,8 +17,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from density_softmax.errors import UserError
 from density_softmax.nn.lipschitz.linearization import Linearization, left_singular_vectors
 
-__all__ = ["Bounded", "LinearMap", "chain_bound", "lower_bound", "residual_bound", "upper_bound"]
-
 # Dense layers with at most so many units between them have few enough on/off patterns to try all.
 MAX_PATTERN_UNITS = 12
 # Operators on at most so many inputs are written out and decomposed.

@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Linearization", "left_singular_vectors", "per_sample_unit"]
-
 
 class _Phase:
     """Whether the backward pass under way computes products, or the gradient of a loss."""

@@ -24,18 +24,6 @@ from density_softmax.nn.lipschitz.linearization import (
 )
 from density_softmax.training import Estimate, Values
 
-__all__ = [
-    "FrobeniusPenalty",
-    "JacobianPenalty",
-    "NoPenalty",
-    "Penalty",
-    "PenaltyConfig",
-    "PenaltyOptions",
-    "SpectralPenalty",
-    "SumPenalty",
-    "sample_norm",
-]
-
 # Under the root, because the derivative of sqrt at 0 is infinite.
 EPSILON = 1e-12
 

@@ -16,8 +16,6 @@ from density_softmax.nn.execution import full_precision
 from density_softmax.nn.layers.surgery import replace_layers
 from density_softmax.nn.taps import CallRecorder
 
-__all__ = ["Spectral", "SpectralBatchNorm", "SpectralConv2d", "SpectralLinear", "constrain"]
-
 # Power iteration before training ends when a step changes the norm by less than this share of it.
 # What is left converges in the first steps of training.
 TOLERANCE = 1e-4

@@ -11,15 +11,6 @@ from torch import Tensor
 from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.types import Prediction
 
-__all__ = [
-    "average_members",
-    "average_probs",
-    "in_chunks",
-    "nll_of_average",
-    "nll_of_chunks",
-    "tile",
-]
-
 
 def average_members(logits: Tensor | Iterable[Tensor]) -> Prediction:
     """Mean probabilities, expected entropy and mutual information.

@@ -10,15 +10,6 @@ import math
 
 from torch import Tensor
 
-__all__ = [
-    "bayesian_loss",
-    "entropy",
-    "entropy_of_mean",
-    "expected_cross_entropy",
-    "nll_of_mean",
-    "pseudo_counts",
-]
-
 # Above it the series below is exact to 1e-9, and the closed form loses digits.
 LARGE = 16.0
 LOG_2_PI_E = math.log(2 * math.pi * math.e)

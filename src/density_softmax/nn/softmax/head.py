@@ -11,16 +11,6 @@ from torch.nn import functional as F
 
 from density_softmax.nn.execution import at_least_float32, full_precision
 
-__all__ = [
-    "GaussianHead",
-    "GaussianLogits",
-    "Head",
-    "Noise",
-    "entropy_of_logits",
-    "fit_temperature",
-    "nll_of_logits",
-]
-
 # Far outside of any temperature a trained network has needed.
 LOG_BOUNDS = (math.log(1e-2), math.log(1e2))
 

@@ -19,17 +19,6 @@ from density_softmax.config import ConfigError, Family
 from density_softmax.nn.execution import at_least_float32, full_precision
 from density_softmax.nn.softmax.head import fit_temperature, nll_of_logits
 
-__all__ = [
-    "AveragedRangeScale",
-    "ConstantScale",
-    "MaxScale",
-    "QuantileScale",
-    "RangeScale",
-    "Scale",
-    "ScaleConfig",
-    "TemperatureScale",
-]
-
 # No budget pays for more than a temperature of e² times the best one.
 LARGEST_LOG_TEMPERATURE = 2.0
 

@@ -13,8 +13,6 @@ from density_softmax.nn.densities import Density
 from density_softmax.nn.execution import full_precision
 from density_softmax.training import Stage, on_columns
 
-__all__ = ["Typicality", "in_columns"]
-
 
 @final
 class Typicality(nn.Module):
