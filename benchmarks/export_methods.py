@@ -59,9 +59,8 @@ def try_export(kind: str, backbone: str) -> tuple[str, dict[int, float]]:
         except UserError as error:
             expected = "as declared" if method.draws_samples else "FAILED"
             return f"{expected}: {error}", {}
-    folded = {name: number for name, number in exported.folded.items() if number}
     worst = ", ".join(f"batch {size} {value:.1e}" for size, value in exported.parity.items())
-    return f"{worst}; folded {folded or 'nothing'}", dict(exported.parity)
+    return worst, dict(exported.parity)
 
 
 def parse() -> argparse.Namespace:

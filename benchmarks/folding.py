@@ -1,140 +1,165 @@
-"""What each fold of an export brings: latency before and after it.
+"""What fusing the Gaussian experts of an exported model is worth: operations and latency.
 
-    python benchmarks/folding.py [--backbone wide_resnet|cifar_resnet|resffn] [--out DIR]
+    python benchmarks/folding.py [--networks resnet20,...] [--out DIR]
 
-Density-Softmax with an untrained encoder whose layers are bounded by spectral normalisation, so
-that the folds have something to do: the flow of the paper behind `wide_resnet` and `resffn`, the
-Gaussians of `attach` on layers of `cifar_resnet`. The folds are made one after another; the network
-before the first and after each that found something are timed in turns in one process, eagerly and
-as ONNX graphs.
+Density-Softmax as `attach` makes it, around untrained encoders, is exported to ONNX with and
+without the fusion, next to ERM. The operations are those that onnxruntime runs after its own
+optimisations. Whole graphs, relative to ERM's, and graphs of what follows the encoder, in
+microseconds more than ERM's, are timed in turns in one process.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import onnx
+import onnxruntime
 import torch
 from rich.progress import track
-from torch import Tensor, nn
+from torch import Tensor
 
-from density_softmax.deploy.artifacts import OnnxArtifact
-from density_softmax.deploy.folding import FOLDS
-from density_softmax.deploy.graph import Graph, trace
+from density_softmax.deploy.graph import Graph, fuse_gaussians, to_onnx, trace
+from density_softmax.methods.base import Method
 from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.metrics import Latency, interleaved_latency, latency_ratio
 from density_softmax.nn.backbones.base import BackboneConfig
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.backbones.resnet import CifarResNet
 from density_softmax.nn.backbones.wide_resnet import WideResNet
-from density_softmax.nn.lipschitz.spectral import constrain
 from density_softmax.recipes.attach import closed_form
 from density_softmax.runs.rows import write_rows
-from density_softmax.serve.predictor import onnx_session
 from density_softmax.types import Row
+from timing import as_if_fitted, repeat
 
 IMAGE = (3, 32, 32)
-BACKBONES: dict[str, tuple[BackboneConfig, tuple[int, ...], DensitySoftmax.Config]] = {
-    "wide_resnet": (WideResNet.Config(depth=10, width=2), IMAGE, DensitySoftmax.Config()),
-    "cifar_resnet": (CifarResNet.Config(depth=20), IMAGE, closed_form(("layer1", "layer2"))),
-    "resffn": (ResFFN.Config(), (2,), DensitySoftmax.Config()),
+NETWORKS: dict[str, tuple[BackboneConfig, tuple[int, ...], tuple[str, ...]]] = {
+    "resnet20": (CifarResNet.Config(depth=20), IMAGE, ("layer1", "layer2")),
+    "resnet20_last": (CifarResNet.Config(depth=20), IMAGE, ()),
+    "wide_resnet": (WideResNet.Config(depth=10, width=2), IMAGE, ("group1", "group2")),
+    "resffn": (ResFFN.Config(), (2,), ()),
 }
 BATCH_SIZES = (1, 32)
-Calls = dict[str, Callable[[], object]]
+TURN = 0.005  # seconds that a call is repeated for when it is its turn
+ERM, FUSED, PLAIN = "ERM", "fused", "not fused"
+
+
+@dataclass(frozen=True)
+class Form:
+    """An exported model: sessions of the whole and of what stands behind its encoder."""
+
+    whole: Any
+    behind: Any
+    features: Tensor
+    operations: int
 
 
 def main() -> None:
-    """Time all states of the network and print a table."""
+    """Measure one network after another and print a table of each."""
     args = parse()
     torch.set_num_threads(args.threads)
-    encoder, shape, config = BACKBONES[args.backbone]
-    states = folded_states(bounded_model(encoder, shape, config), torch.randn(2, *shape))
-    sessions = served(states, torch.randn(2, *shape), args.threads)
-    ratios: dict[tuple[str, int], dict[str, float]] = {}
-    medians: dict[tuple[str, int], dict[str, float]] = {}
+    rows = list[Row]()
+    for name in args.networks.split(","):
+        found = measure(name, args)
+        rows += found
+        print(f"\n{name}, {args.threads} threads, median of {args.rounds}, interleaved")
+        print(table(found))
+        if args.out is not None:
+            write_rows(args.out / "rows.csv", rows)
+
+
+@torch.no_grad()
+def measure(name: str, args: argparse.Namespace) -> list[Row]:
+    """The numbers of one network as rows; the variant is the form of the export."""
+    x = draw(max(BATCH_SIZES), *NETWORKS[name][1])
+    forms = {
+        form: export(method, form != PLAIN, x, args.threads)
+        for form, method in track(methods(name, x[:2]).items(), description=name)
+    }
+    values = {(form, "operations"): float(made.operations) for form, made in forms.items()}
     for size in BATCH_SIZES:
-        x = torch.randn(size, *shape)
-        eager: Calls = {name: partial(network, x) for name, network in states.items()}
-        onnx: Calls = {name: partial(run, None, {"x": x.numpy()}) for name, run in sessions.items()}
-        for runtime, calls in (("eager", eager), ("onnx", onnx)):
-            found = measure(calls, args.repeats)
-            medians[runtime, size] = {name: 1e3 * lat.median for name, lat in found.items()}
-            ratios[runtime, size] = latency_ratio(found, "nothing")
-    print(f"{args.backbone}, {args.threads} threads, median of {args.repeats}, interleaved")
-    print(table(ratios, medians))
-    if args.out is not None:
-        write_rows(args.out / "rows.csv", as_rows(args.backbone, ratios, medians))
+        wholes = {form: call(made.whole, x[:size]) for form, made in forms.items()}
+        behind = {form: call(made.behind, made.features[:size]) for form, made in forms.items()}
+        found = seconds(wholes, args.rounds)
+        values |= {
+            (form, f"latency_ratio:{size}"): r for form, r in latency_ratio(found, ERM).items()
+        }
+        found = seconds(behind, args.rounds)
+        for form in forms:
+            more = 1e6 * (found[form].median - found[ERM].median)
+            values[form, f"microseconds_behind:{size}"] = more
+    key = (f"folding/{name}", "density_softmax")
+    return [Row(*key, form, 0, "cost", metric, value) for (form, metric), value in values.items()]
 
 
-def bounded_model(
-    backbone: BackboneConfig, shape: tuple[int, ...], config: DensitySoftmax.Config
-) -> DensitySoftmax:
-    """Density-Softmax around a spectrally normalised encoder."""
+def draw(*shape: int) -> Tensor:
+    """The same random inputs every time."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def methods(name: str, example: Tensor) -> dict[str, Method]:
+    """The method of each form, in evaluation mode."""
+    backbone, shape, layers = NETWORKS[name]
     torch.manual_seed(0)
-    example = torch.randn(2, *shape)
     encoder = backbone.build(shape)
-    constrain(encoder, 0.95, example)
-    return DensitySoftmax(encoder, 10, config, example).eval()
+    erm = Deterministic(copy.deepcopy(encoder), 10, example=example)
+    ours = DensitySoftmax(encoder, 10, closed_form(layers), example)
+    found = {ERM: erm, FUSED: ours, PLAIN: ours}
+    return {form: as_if_fitted(method).eval() for form, method in found.items()}
 
 
-def folded_states(model: DensitySoftmax, example: Tensor) -> dict[str, nn.Module]:
-    """The network before the first fold and after each."""
-    graph = Graph(model).eval()
-    states: dict[str, nn.Module] = {"nothing": copy.deepcopy(graph)}
-    for name, fold in FOLDS.items():
-        number = len(fold(graph, example))
-        print(f"{name}: {number} folded")
-        if number:
-            states[f"+ {name}"] = copy.deepcopy(graph)
-    return states
+def export(method: Method, fused: bool, x: Tensor, threads: int) -> Form:
+    """Both graphs of a method."""
+    features = method.features(x)
+    graph = Graph(copy.deepcopy(method)).eval()
+    if fused:
+        fuse_gaussians(graph)
+    whole, operations = session(to_onnx(trace(graph, x[:2])), threads)
+    graph.method.features = lambda x: x  # type: ignore[method-assign]
+    behind, _ = session(to_onnx(trace(graph, features[:2])), threads)
+    return Form(whole, behind, features, operations)
 
 
-def served(
-    states: dict[str, nn.Module], example: Tensor, threads: int
-) -> dict[str, Callable[..., object]]:
-    """Every state in onnxruntime. The exporter folds some things by itself, in all of them."""
-    runs = {}
-    for name, network in track(states.items(), description="ONNX"):
-        proto = OnnxArtifact.of(trace(network, example)).proto
-        runs[name] = onnx_session(proto.SerializeToString(), threads).run
-    return runs
+def session(proto: Any, threads: int) -> tuple[Any, int]:
+    """A graph in onnxruntime, and how many operations it has there."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
+        made = onnxruntime.InferenceSession(proto.SerializeToString(), options)
+        return made, len(onnx.load(options.optimized_model_filepath).graph.node)
 
 
-def measure(calls: Calls, repeats: int) -> dict[str, Latency]:
-    """Every call in turns."""
-    with torch.inference_mode():
-        return interleaved_latency(calls, repeats=repeats, warmup=5)
+def call(session: Any, x: Tensor) -> Callable[[], object]:
+    """A batch through a session."""
+    return partial(session.run, None, {"x": x.numpy()})
 
 
-def table(
-    ratios: dict[tuple[str, int], dict[str, float]],
-    medians: dict[tuple[str, int], dict[str, float]],
-) -> str:
-    """Milliseconds and the share of the time before any fold, in Markdown."""
-    columns = [f"{runtime}, batch {size}" for runtime, size in ratios]
-    lines = ["| folded | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for name in next(iter(ratios.values())):
-        cells = [f"{medians[key][name]:.3g} ms ({ratios[key][name]:.2f})" for key in ratios]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+def seconds(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Latency]:
+    """Latencies of single calls, timed in turns of several calls."""
+    once = interleaved_latency(calls, repeats=3, warmup=3)[ERM].median
+    times = max(1, round(TURN / once))
+    turns = {name: partial(repeat, one, times) for name, one in calls.items()}
+    found = interleaved_latency(turns, rounds)
+    return {name: Latency(tuple(t / times for t in found[name].rounds)) for name in turns}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line per form, in Markdown."""
+    metrics = list(dict.fromkeys(row.metric for row in rows))
+    lines = ["| | " + " | ".join(metrics) + " |", "|---" * (len(metrics) + 1) + "|"]
+    for form in dict.fromkeys(row.variant for row in rows):
+        cells = [f"{row.value:.4g}" for row in rows if row.variant == form]
+        lines.append(f"| {form} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def as_rows(
-    backbone: str,
-    ratios: dict[tuple[str, int], dict[str, float]],
-    medians: dict[tuple[str, int], dict[str, float]],
-) -> list[Row]:
-    """Every figure as a row; the variant is what was folded."""
-    rows = []
-    for figures, metric in ((ratios, "latency_ratio"), (medians, "latency_ms")):
-        for (runtime, size), values in figures.items():
-            for name, value in values.items():
-                key = (f"folding/{backbone}", "density_softmax", f"{runtime}, {name}", 0, "cost")
-                rows.append(Row(*key, f"{metric}:{size}", value))
-    return rows
 
 
 def parse() -> argparse.Namespace:
@@ -142,9 +167,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--backbone", choices=BACKBONES, default="wide_resnet")
+    parser.add_argument("--networks", default=",".join(NETWORKS), help=", ".join(NETWORKS))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=100, help="rounds of the latency")
+    parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--out", type=Path, help="folder for rows.csv")
     return parser.parse_args()
 

@@ -22,7 +22,7 @@ from timing import (
     EAGER,
     ONNX,
     Calls,
-    Figures,
+    Numbers,
     add_options,
     as_if_fitted,
     as_rows,
@@ -57,21 +57,21 @@ def compare(backbone: str, args: argparse.Namespace) -> list[Row]:
 
 def table(rows: Sequence[Row]) -> str:
     """A line per method and batch size, in Markdown."""
-    figures = Figures(rows)
+    numbers = Numbers(rows)
     heads = "eager, ms | / ERM | exported, ms | / exported ERM | / eager ERM | paper, / ERM"
     lines = [f"| method | batch | rounds | {heads} |", "|---" * 9 + "|"]
-    for kind in figures.kinds:
-        for size in figures.sizes:
+    for kind in numbers.kinds:
+        for size in numbers.sizes:
             cells = [
                 method_name(kind),
                 str(size),
-                figures.show(kind, EAGER, f"rounds:{size}", ".0f"),
+                numbers.show(kind, EAGER, f"rounds:{size}", ".0f"),
             ]
             for form in (EAGER, ONNX):
-                cells.append(figures.show(kind, form, f"latency_ms:{size}"))
-                cells.append(figures.ratio(kind, form, "latency", size))
-            cells.append(figures.show(kind, ONNX, f"latency_ratio_to_eager:{size}"))
-            cells.append(figures.paper(kind) if size == 1 else "–")
+                cells.append(numbers.show(kind, form, f"latency_ms:{size}"))
+                cells.append(numbers.ratio(kind, form, "latency", size))
+            cells.append(numbers.show(kind, ONNX, f"latency_ratio_to_eager:{size}"))
+            cells.append(numbers.paper(kind) if size == 1 else "–")
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

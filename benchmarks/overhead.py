@@ -1,17 +1,16 @@
-"""What Density-Softmax adds to the latency of ERM: eager, folded and exported.
+"""What Density-Softmax adds to the latency of ERM, in torch and exported.
 
     python benchmarks/overhead.py [--backbones resffn,...] [--density gaussian] [--out DIR]
 
-Both are measured as they are, with everything folded that an export folds, and exported, in turns
-as `timing.py` says. The recipes of these networks have the paper's flow; --density puts another
-in its place.
+Both are measured in turns, as `timing.py` describes. The recipes of these networks use the paper's
+flow; --density replaces it.
 
-Half a percent of a whole pass is less than its noise, so what comes after the encoder, the tail,
-is timed too. 1 + (our tail − ERM's) / (ERM's whole pass), all of them medians, is shown twice:
-right behind an encoder, which has just emptied the caches, and on stored features, where they are
-warm. Of an exported network the tail is a graph of its own, run after the whole. In parentheses
-are the interquartile ranges of both tails together, over the same whole pass. Reading layers for
-a density is not in the tail: none of the paper's recipes does.
+Half a percent of a whole pass is less than its noise, so the rest of a pass, all that follows the
+encoder, is timed too. The overhead 1 + (our rest − ERM's) / (ERM's whole pass), all of them
+medians, is shown twice: cold, right after an encoder, which has just emptied the caches, and warm,
+on stored features. The rest of an exported network is a graph of its own, run after the whole. In
+parentheses are the interquartile ranges of both rests together, over the same whole pass. Reading
+layers for a density is not counted: none of the paper's recipes does so.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from density_softmax.deploy.folding import fold_all
 from density_softmax.methods.base import Method
 from density_softmax.metrics import Latency
 from density_softmax.nn.densities import DensityConfig
@@ -34,10 +32,9 @@ from density_softmax.types import Row
 from timing import (
     BACKBONES,
     EAGER,
-    FOLDED,
     ONNX,
     Calls,
-    Figures,
+    Numbers,
     add_options,
     as_if_fitted,
     as_rows,
@@ -49,7 +46,7 @@ from timing import (
 )
 from untrained import ERM, OURS, untrained
 
-FORMS = (EAGER, FOLDED, ONNX)
+FORMS = (EAGER, ONNX)
 
 
 def main() -> None:
@@ -58,29 +55,28 @@ def main() -> None:
 
 
 def overhead(backbone: str, args: argparse.Namespace) -> list[Row]:
-    """Density-Softmax against ERM, whole passes and tails."""
+    """Density-Softmax against ERM, whole passes and what follows the encoder."""
     recipe, rows, x = BACKBONES[backbone], list[Row](), inputs(BACKBONES[backbone], args)
     methods = build(recipe, args.density)
     graphs = export_all(methods, x[:2], args.threads, backbone)
-    tails = {kind: tail_alone(method) for kind, method in methods.items()}
+    rests = {kind: rest_alone(method) for kind, method in methods.items()}
     z = features(methods[ERM], x)
-    tail_graphs = export_all(tails, z[:2], args.threads, f"{backbone}, tail")
+    rest_graphs = export_all(rests, z[:2], args.threads, f"{backbone}, rest")
     forms = {f"{EAGER}/{kind}": method for kind, method in methods.items()}
-    forms |= {f"{FOLDED}/{kind}": folded(method, x[:2]) for kind, method in methods.items()}
     for size in args.batches:
         batch, stored = x[:size], z[:size]
-        exported, small = exported_calls(graphs, batch), exported_calls(tail_graphs, stored)
+        exported, small = exported_calls(graphs, batch), exported_calls(rest_graphs, stored)
         passes = {name: EagerPass(m, batch) for name, m in forms.items()}
         behind = {name: ExportedPass(exported[name], small[name]) for name in exported}
-        warm: Calls = {f"tail {name}": stored_tail(m, batch) for name, m in forms.items()}
-        warm_graphs: Calls = {f"tail {name}": call for name, call in small.items()}
+        warm: Calls = {f"rest {name}": stored_rest(m, batch) for name, m in forms.items()}
+        warm_graphs: Calls = {f"rest {name}": call for name, call in small.items()}
         blocks: list[Calls] = [
             {**passes, **warm},
             {**exported, **warm_graphs, **{f"behind {name}": p for name, p in behind.items()}},
         ]
         found = take_turns(blocks, args.seconds, f"{backbone}, batch {size}")
         rows += as_rows(recipe, size, {name: found[name] for name in (*passes, *exported)})
-        rows += tail_rows(recipe, size, found, {**passes, **behind})
+        rows += rest_rows(recipe, size, found, {**passes, **behind})
     return rows
 
 
@@ -91,15 +87,8 @@ def build(recipe: str, density: str | None) -> dict[str, Method]:
     return {kind: as_if_fitted(untrained(chosen)) for kind, chosen in recipes.items()}
 
 
-def folded(method: Method, example: Tensor) -> Method:
-    """A copy that computes in torch what an export would."""
-    method = copy.deepcopy(method)
-    fold_all(method, example)
-    return method
-
-
-def tail_alone(method: Method) -> Method:
-    """A copy that is given features."""
+def rest_alone(method: Method) -> Method:
+    """A copy whose inputs are features."""
     method = copy.deepcopy(method)
     method.encoder = nn.Identity()
     return method
@@ -112,14 +101,14 @@ def features(method: Method, x: Tensor) -> Tensor:
 
 
 class Pass:
-    """A call that takes the time of a whole pass and that of its tail."""
+    """A call that takes the time of a whole pass and that of its rest."""
 
     def __init__(self) -> None:
-        self.wholes, self.tails = list[float](), list[float]()
+        self.wholes, self.rests = list[float](), list[float]()
 
 
 class EagerPass(Pass):
-    """A forward pass, whose tail begins where the encoder is done."""
+    """A forward pass, whose rest begins where the encoder is done."""
 
     def __init__(self, method: Method, x: Tensor) -> None:
         super().__init__()
@@ -133,76 +122,76 @@ class EagerPass(Pass):
         done = time.perf_counter()
         hook.remove()
         self.wholes.append(done - began)
-        self.tails.append(done - self.encoded)
+        self.rests.append(done - self.encoded)
 
     def _note(self, *_: object) -> None:
         self.encoded = time.perf_counter()
 
 
 class ExportedPass(Pass):
-    """A whole graph and, right behind it, that of its tail."""
+    """A whole graph and, right behind it, that of its rest."""
 
-    def __init__(self, whole: Callable[[], object], tail: Callable[[], object]) -> None:
+    def __init__(self, whole: Callable[[], object], rest: Callable[[], object]) -> None:
         super().__init__()
-        self.whole, self.tail = whole, tail
+        self.whole, self.rest = whole, rest
 
     def __call__(self) -> None:
-        """One pass and its tail."""
+        """One pass and its rest."""
         began = time.perf_counter()
         self.whole()
         done = time.perf_counter()
-        self.tail()
-        self.tails.append(time.perf_counter() - done)
+        self.rest()
+        self.rests.append(time.perf_counter() - done)
         self.wholes.append(done - began)
 
 
-def stored_tail(method: Method, x: Tensor) -> Callable[[], object]:
+def stored_rest(method: Method, x: Tensor) -> Callable[[], object]:
     """What a forward pass does behind its encoder, whose features are there."""
     with torch.inference_mode():
         z = method.features(x)
-    tail = copy.copy(method)
-    tail.features = lambda x: z  # type: ignore[method-assign]
-    return partial(tail, x)
+    rest = copy.copy(method)
+    rest.features = lambda x: z  # type: ignore[method-assign]
+    return partial(rest, x)
 
 
-def tail_rows(
+def rest_rows(
     recipe: str, size: int, found: Mapping[str, Latency], passes: Mapping[str, Pass]
 ) -> list[Row]:
-    """What our tail adds to a whole pass of ERM, with cold and with warm caches."""
+    """What our rest adds to a whole pass of ERM, with cold and with warm caches."""
     rows = []
     for form in FORMS:
         ours, erm = (passes[f"{form}/{kind}"] for kind in (OURS, ERM))
-        warm = [found[f"tail {form}/{kind}"] for kind in (OURS, ERM)]
-        cold = [Latency(tuple(times)) for times in (ours.tails, erm.tails, erm.wholes)]
+        warm = [found[f"rest {form}/{kind}"] for kind in (OURS, ERM)]
+        cold = [Latency(tuple(times)) for times in (ours.rests, erm.rests, erm.wholes)]
         # Single calls beside single calls, turns beside turns: a busy machine treats them unlike.
         measured = {"cold": cold, "warm": [*warm, found[f"{form}/{ERM}"]]}
-        for caches, (tail, erm_tail, whole) in measured.items():
+        for caches, (rest, erm_rest, whole) in measured.items():
             values = {
-                "ratio": 1 + (tail.median - erm_tail.median) / whole.median,
-                "spread": (tail.high - tail.low + erm_tail.high - erm_tail.low) / whole.median,
-                "us": 1e6 * tail.median,
-                "us_of_erm": 1e6 * erm_tail.median,
+                "ratio": 1 + (rest.median - erm_rest.median) / whole.median,
+                "spread": (rest.high - rest.low + erm_rest.high - erm_rest.low) / whole.median,
+                "us": 1e6 * rest.median,
+                "us_of_erm": 1e6 * erm_rest.median,
             }
             label = (recipe, OURS, f"runtime={form}", 0, "cost")
             for metric, value in values.items():
-                rows.append(Row(*label, f"{caches}_tail_{metric}:{size}", value))
+                rows.append(Row(*label, f"{caches}_overhead_{metric}:{size}", value))
     return rows
 
 
 def table(rows: Sequence[Row]) -> str:
     """A line per batch size and form, in Markdown."""
-    figures = Figures(rows)
-    heads = "ERM, ms | Density-Softmax, ms | whole pass | tail behind the encoder | tail alone"
-    lines = [f"| batch | both are | rounds | {heads} | / eager ERM |", "|---" * 9 + "|"]
-    for size in figures.sizes:
+    numbers = Numbers(rows)
+    columns = "ERM, ms | Density-Softmax, ms | whole pass | overhead, cold | overhead, warm"
+    lines = [f"| batch | both are | rounds | {columns} | / eager ERM |", "|---" * 9 + "|"]
+    for size in numbers.sizes:
         for form in FORMS:
-            cells = [str(size), form, figures.show(OURS, form, f"rounds:{size}", ".0f")]
-            cells += [figures.show(k, form, f"latency_ms:{size}", ".4g") for k in (ERM, OURS)]
-            for part in ("latency", "cold_tail", "warm_tail"):
-                cells.append(figures.ratio(OURS, form, part, size, ".4f"))
-            cells.append(figures.show(OURS, form, f"latency_ratio_to_eager:{size}"))
+            cells = [str(size), form, numbers.show(OURS, form, f"rounds:{size}", ".0f")]
+            cells += [numbers.show(k, form, f"latency_ms:{size}", ".4g") for k in (ERM, OURS)]
+            for part in ("latency", "cold_overhead", "warm_overhead"):
+                cells.append(numbers.ratio(OURS, form, part, size, ".4f"))
+            cells.append(numbers.show(OURS, form, f"latency_ratio_to_eager:{size}"))
             lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + f"\n\nThe paper's ratio at batch 1: {figures.paper(OURS)}\n"
+    return "\n".join(lines) + f"\n\nThe paper's ratio at batch 1: {numbers.paper(OURS)}\n"
 
 
 def parse() -> argparse.Namespace:

@@ -132,7 +132,7 @@ def latency(served: dict[str, Predictor], repeats: int) -> dict[str, dict[str, f
 
 def table(network: str, found: dict[str, Found]) -> str:
     """Both models and their difference, in Markdown."""
-    figures = {
+    numbers = {
         "accuracy": ("iid", "accuracy"),
         "NLL": ("iid", "nll"),
         "ECE": ("iid", "ece"),
@@ -145,7 +145,7 @@ def table(network: str, found: dict[str, Found]) -> str:
         "file, MB": ("cost", "bytes"),
     }
     lines = [f"| {network} | float32 | int8 | change |", "|---|---|---|---|"]
-    for name, (split, metric) in figures.items():
+    for name, (split, metric) in numbers.items():
         unit = 1e6 if metric == "bytes" else 1.0
         before, after = (found[k][split][metric] / unit for k in ("float32", "int8"))
         lines.append(f"| {name} | {before:.4f} | {after:.4f} | {after - before:+.4f} |")
@@ -159,7 +159,7 @@ def table(network: str, found: dict[str, Found]) -> str:
 
 
 def as_rows(network: str, seed: int, found: dict[str, Found]) -> list[Row]:
-    """Every figure as a row; the variant is the precision of the encoder."""
+    """Every number as a row; the variant is the precision of the encoder."""
     return [
         Row(f"quantization/{network}", "density_softmax", name, seed, split, metric, value)
         for name, splits in found.items()

@@ -41,7 +41,7 @@ BACKBONES = {
     "small_wide_resnet": "cifar10_small",
 }
 DEFAULT_BACKBONES = "resffn,wide_resnet,resnet50"
-EAGER, FOLDED, ONNX = "eager", "folded", "exported"
+EAGER, ONNX = "eager", "exported"
 FEWEST, MOST = 5, 1000  # rounds
 LONG = 1.0  # seconds of a call that does not notice the caches
 TURN = 0.005  # seconds that a call is repeated for when it is its turn
@@ -174,7 +174,7 @@ def heading(backbone: str, args: argparse.Namespace) -> str:
     return f"\n### {backbone} (recipe {BACKBONES[backbone]}), {place}\n"
 
 
-class Figures:
+class Numbers:
     """The values of rows by method, form and metric."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
@@ -184,7 +184,7 @@ class Figures:
         self.values = {(row.method, row.variant, row.metric): row.value for row in rows}
 
     def show(self, kind: str, form: str, metric: str, digits: str = ".3g") -> str:
-        """One figure, or a dash."""
+        """One number, or a dash."""
         value = self.values.get((kind, f"runtime={form}", metric))
         return "–" if value is None else f"{value:{'.0f' if value >= 100 else digits}}"
 

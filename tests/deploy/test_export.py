@@ -13,7 +13,7 @@ from torch import nn
 
 import density_softmax as ds
 from density_softmax.deploy import export as exporter
-from density_softmax.deploy.parity import TOLERANCE, ParityError, probes
+from density_softmax.deploy.parity import TOLERANCE, ParityError, _probes
 from density_softmax.errors import UserError
 from density_softmax.methods.deterministic import Deterministic
 from density_softmax.serve.card import FALSE_ALARMS, Normalisation
@@ -107,25 +107,16 @@ def test_without_held_out_data_there_are_no_thresholds(images):
         predictor.unknown(answer)
 
 
-def test_the_export_reports_what_it_folded_and_how_exact_it_is(images):
-    # Of the WRN's seven batch norms three follow a convolution that nothing else reads.
-    assert images.folded == {
-        "spectral norms": 0,
-        "batch norms": 3,
-        "flows": 0,
-        "Gaussian experts": 1,
-        "scales": 1,
-    }
+def test_the_export_reports_how_exact_it_is(images):
     assert set(images.parity) == {1, 7}
     assert max(images.parity.values()) <= TOLERANCE
 
 
 def test_the_model_stays_as_it_was(tmp_path):
-    model = Deterministic(nn.Sequential(nn.Linear(2, 5), nn.BatchNorm1d(5)), 3).train()
+    model = image_model().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     layers = [type(module) for module in model.modules()]
-    exported = ds.export(model, tmp_path / "model.pt2", example=draw(1, 2))
-    assert exported.folded["batch norms"] == 1
+    ds.export(model, tmp_path / "model.pt2", example=draw(1, *IMAGE_SHAPE))
     assert model.training
     assert [type(module) for module in model.modules()] == layers
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
@@ -147,12 +138,11 @@ def test_torch_export_gives_the_same_answers_by_name(tmp_path):
 
 
 def test_a_difference_is_an_error_and_writes_nothing(tmp_path, monkeypatch):
-    def careless(network, example):
+    def careless(network):
         with torch.no_grad():
             network.method.head.linear.bias[0] += 1e-3
-        return {}
 
-    monkeypatch.setattr(exporter, "fold_all", careless)
+    monkeypatch.setattr(exporter, "fuse_gaussians", careless)
     model = Deterministic(nn.Linear(2, 5), 3)
     with pytest.raises(ParityError, match=r"batch size 1 .* differ by .* more than 1e-05"):
         ds.export(model, tmp_path / "model.pt2", example=draw(1, 2))
@@ -279,7 +269,7 @@ def test_thresholds_that_are_no_numbers_are_refused(tmp_path):
 
 def test_probes_are_the_example_and_then_others():
     example = draw(2, 3)
-    rows = probes(example, 7)
+    rows = _probes(example, 7)
     assert torch.equal(rows[:2], example)
-    assert torch.equal(probes(example, 1), example[:1])
+    assert torch.equal(_probes(example, 1), example[:1])
     assert len(rows.unique(dim=0)) == 7

@@ -9,11 +9,13 @@ from dataclasses import replace
 import pytest
 from exported_models import draw
 
-from density_softmax.benchmark import load_run, prepare, run
+from density_softmax.benchmark import run
 from density_softmax.cli import main
-from density_softmax.deploy import export as runs
+from density_softmax.deploy import export as exporter
 from density_softmax.deploy.export import RunPredictor, export_run
 from density_softmax.engine import start
+from density_softmax.recipes import prepare
+from density_softmax.runs.run import Run
 from density_softmax.serve.card import thresholds_of
 
 SETTINGS = ("method.descent.epochs=1", "encoder.depth=1", "encoder.width=8")
@@ -32,7 +34,7 @@ def call(monkeypatch, *arguments):
 @pytest.fixture(scope="module")
 def run_directory(tmp_path_factory):
     out = tmp_path_factory.mktemp("deployed") / "run"
-    run(prepare("toy", "deterministic", SETTINGS), out, progress=False)
+    run(Run(prepare("toy", "deterministic", SETTINGS), 0, out), progress=False)
     return out
 
 
@@ -72,25 +74,21 @@ def test_a_run_and_its_export_predict_the_same(
 
 
 def test_thresholds_are_quantiles_of_the_runs_held_out_data(run_directory):
-    recipe, seed, method = load_run(run_directory)
-    heldout = recipe.load_data(seed).heldout
-    epistemic = method.predict(heldout.x).epistemic
-    for share, threshold in RunPredictor.of(run_directory).card.thresholds.items():
+    trained = Run.at(run_directory)
+    epistemic = trained.load().predict(trained.data.heldout.x).epistemic
+    for share, threshold in RunPredictor.of(trained).card.thresholds.items():
         assert (epistemic > threshold).float().mean() <= share
 
 
 def test_a_run_with_a_data_seed_has_the_thresholds_of_those_data(tmp_path):
-    run(
-        prepare("toy", "deterministic", (*SETTINGS, "data_seed=5")),
-        tmp_path / "run",
-        progress=False,
-    )
-    recipe, seed, method = load_run(tmp_path / "run")
-    epistemic = method.predict(recipe.data.load(5).heldout.x).epistemic
+    recipe = prepare("toy", "deterministic", (*SETTINGS, "data_seed=5"))
+    run(Run(recipe, 0, tmp_path / "run"), progress=False)
+    trained = Run.at(tmp_path / "run")
+    epistemic = trained.load().predict(recipe.data.load(5).heldout.x).epistemic
     expected = pytest.approx(thresholds_of(epistemic.numpy()))
-    assert seed != 5
-    assert RunPredictor.of(tmp_path / "run").card.thresholds == expected
-    exported = export_run(tmp_path / "run", tmp_path / "model.pt2", progress=False)
+    assert trained.seed != 5
+    assert RunPredictor.of(trained).card.thresholds == expected
+    exported = export_run(trained, tmp_path / "model.pt2", progress=False)
     assert exported.card.thresholds == expected
 
 
@@ -115,12 +113,14 @@ def test_predict_shows_throughput_and_keeps_the_output_clean(exported, table, mo
 def test_a_run_is_served_by_one_process_with_the_threads_asked_for(
     threads, expected, run_directory, table, monkeypatch
 ):
-    recipe, *rest = load_run(run_directory)
+    trained = Run.at(run_directory)
+    recipe = trained.recipe
     engine = replace(recipe.engine, devices=2, num_nodes=2, strategy="ddp")
-    monkeypatch.setattr(runs, "load_run", lambda path: (replace(recipe, engine=engine), *rest))
+    trained.recipe = replace(recipe, engine=engine)
+    monkeypatch.setattr(Run, "at", lambda path: trained)
     started = []
     monkeypatch.setattr(
-        runs, "start", lambda engine: started.append(engine) or start(recipe.engine)
+        exporter, "start", lambda engine: started.append(engine) or start(recipe.engine)
     )
     assert call(monkeypatch, "predict", run_directory, table, "--threads", threads) == 0
     assert started == [replace(recipe.engine, threads=expected)]

@@ -1,214 +1,67 @@
-"""Folds change the number of operations and not the function."""
+"""Constants are computed at export, and the function stays the same."""
+
+import copy
+import math
 
 import pytest
 import torch
-from exported_models import draw, settle_statistics
-from operations import num_operations
+from exported_models import IMAGE_SHAPE, draw, image_model
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from density_softmax.deploy.folding import (
-    FusedFlow,
+from density_softmax.deploy.graph import (
     FusedGaussians,
-    fold_batch_norms,
-    fold_spectral_norms,
-    fuse_flows,
+    Graph,
+    OnnxArtifact,
+    as_graph_input,
     fuse_gaussians,
+    to_onnx,
+    trace,
 )
-from density_softmax.nn.backbones.resnet import BasicBlock
-from density_softmax.nn.backbones.wide_resnet import PreActivationBlock
+from density_softmax.methods.deterministic import Deterministic
+from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.nn.densities import FlowDensity, GaussianDensity
 from density_softmax.nn.lipschitz import spectral
 from density_softmax.nn.softmax.typicality import Typicality
-from density_softmax.nn.taps import LayerReader
 from density_softmax.types import Batch
 
-IMAGES = draw(3, 4, 6, 6)
+
+def bounded() -> nn.Module:
+    encoder = WideResNet.Config(depth=10, width=1).build(IMAGE_SHAPE)
+    spectral.constrain(encoder, 0.95, draw(2, *IMAGE_SHAPE))
+    return encoder
 
 
-def norms(network: nn.Module) -> int:
-    return sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules())
+def parametrised() -> nn.Module:
+    """With a weight of more elements than the exporter folds by default."""
+    return nn.Sequential(nn.Flatten(), spectral_norm(nn.Linear(192, 64)), nn.ReLU())
 
 
-@pytest.mark.parametrize(
-    ("block", "folded"),
-    [
-        (BasicBlock(4, 8, 2), ["bn1", "bn2"]),
-        # Its first batch norm reads the input of the block, which the shortcut reads, too.
-        (PreActivationBlock(4, 4, 1), ["bn2"]),
-        (nn.Sequential(nn.Conv2d(4, 5, 3), nn.BatchNorm2d(5, affine=False)), ["1"]),
-        (nn.Sequential(nn.Flatten(), nn.Linear(144, 5), nn.BatchNorm1d(5)), ["2"]),
-    ],
-    ids=["basic", "pre-activation", "without affine", "linear"],
-)
-def test_batch_norms_behind_a_layer_are_folded_into_it(block, folded):
+@pytest.mark.parametrize("encoder", [bounded, parametrised])
+def test_bounded_weights_are_constants_of_the_graph(encoder) -> None:
     torch.manual_seed(0)
-    settle_statistics(block, IMAGES)
-    before, expected = norms(block), block(IMAGES)
-    assert fold_batch_norms(block, IMAGES) == folded
-    assert norms(block) == before - len(folded)
-    torch.testing.assert_close(block(IMAGES), expected, atol=1e-5, rtol=1e-4)
-
-
-class Skipping(nn.Module):
-    """A layer whose output the batch norm is not alone to read."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.norm = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
-
-    def forward(self, x):
-        h = self.layer(x)
-        return h + self.norm(h)
-
-
-class Shared(nn.Module):
-    """A layer that stands before two batch norms."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.norm, self.other = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.BatchNorm2d(4)
-
-    def forward(self, x):
-        return self.norm(self.layer(x)) + self.other(self.layer(x + 1))
-
-
-class Doubling(nn.Conv2d):
-    """A layer that is more than its name."""
-
-    def forward(self, x):
-        return super().forward(x) * 2
-
-
-@pytest.mark.parametrize(
-    "network", [Skipping(), Shared(), nn.Sequential(Doubling(4, 4, 1), nn.BatchNorm2d(4))]
-)
-def test_what_cannot_be_folded_is_left_alone(network):
-    settle_statistics(network, IMAGES)
-    before, expected = norms(network), network(IMAGES)
-    assert fold_batch_norms(network, IMAGES) == []
-    assert norms(network) == before
-    assert torch.equal(network(IMAGES), expected)
-
-
-class Read(nn.Module):
-    def __init__(self, network, name):
-        super().__init__()
-        self.network, self.reader = network, LayerReader(network, (name,))
-
-    def forward(self, x):
-        with self.reader.reading(self.network):
-            h = self.network(x)
-        return h, *self.reader.pop()
-
-
-@pytest.mark.parametrize("name", ["0", "1"])
-def test_a_layer_that_is_read_keeps_what_is_read(name):
-    network = nn.Sequential(nn.Conv2d(4, 5, 3), nn.BatchNorm2d(5), nn.ReLU())
-    settle_statistics(network, IMAGES)
-    reading = Read(network, name)
-    expected = reading(IMAGES)
-    fold_batch_norms(reading, IMAGES)
-    torch.testing.assert_close(reading(IMAGES), expected)
-
-
-def test_bounded_weights_are_written_into_plain_layers():
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 5))
-    spectral.constrain(network, 0.5, IMAGES)
-    network.eval()
-    expected = network(IMAGES)
-    assert fold_spectral_norms(network, IMAGES) == ["0", "3"]
-    assert [type(layer) for layer in network] == [nn.Conv2d, nn.ReLU, nn.Flatten, nn.Linear]
-    torch.testing.assert_close(network(IMAGES), expected)
-
-
-def test_parametrisations_of_torch_are_folded_too():
-    torch.manual_seed(0)
-    network = nn.Sequential(spectral_norm(nn.Linear(4, 6)), nn.ReLU()).eval()
-    x = draw(5, 4)
-    expected = network(x)
-    assert fold_spectral_norms(network, x) == ["0"]
-    assert set(network.state_dict()) == {"0.weight", "0.bias"}
-    torch.testing.assert_close(network(x), expected)
-
-
-def flow_of(
-    num_features: int,
-    num_couplings: int = 2,
-    hidden: tuple[int, ...] = (16, 16, 16, 16),
-    standardize: bool = True,
-) -> FlowDensity:
-    """A flow with weights large enough to bend, on features of different units."""
-    torch.manual_seed(0)
-    config = FlowDensity.Config(standardize=standardize, couplings=num_couplings, hidden=hidden)
-    density = FlowDensity(num_features, config)
-    with torch.no_grad():
-        for parameter in density.parameters():
-            parameter.mul_(2)
-    if standardize:
-        density.mean.copy_(draw(num_features, seed=1))
-        density.scale.copy_(torch.logspace(-2, 2, num_features))
-        density.log_volume.copy_(density.scale.log().sum())
-    return density
-
-
-@pytest.mark.parametrize("standardize", [True, False])
-@pytest.mark.parametrize("hidden", [(16, 16, 16, 16), (5, 3), ()], ids=str)
-@pytest.mark.parametrize("num_couplings", [1, 2, 3])
-@pytest.mark.parametrize("num_features", [2, 3, 7, 64])
-def test_a_fused_flow_has_the_same_density(num_features, num_couplings, hidden, standardize):
-    density = flow_of(num_features, num_couplings, hidden, standardize)
-    network = nn.ModuleDict({"density": density})
-    z = density.mean + density.scale * 2 * draw(20, num_features)
-    assert fuse_flows(network, z) == ["density"]
-    assert isinstance(network["density"], FusedFlow)
-    torch.testing.assert_close(
-        network["density"].log_prob(z), density.log_prob(z), rtol=1e-4, atol=1e-4
-    )
-
-
-def test_a_fused_flow_without_weights_is_a_normal_distribution():
-    density = flow_of(3)
-    with torch.no_grad():
-        for parameter in density.parameters():
-            parameter.zero_()
-    z = density.mean + density.scale * draw(5, 3)
-    normal = torch.distributions.Normal(density.mean, density.scale)
-    torch.testing.assert_close(FusedFlow(density).log_prob(z), normal.log_prob(z).sum(-1))
-
-
-@pytest.mark.parametrize("standardize", [True, False])
-@pytest.mark.parametrize("num_couplings", [1, 2, 3])
-def test_a_fused_flow_needs_at_most_half_of_the_operations(num_couplings, standardize):
-    density, z = flow_of(7, num_couplings, standardize=standardize), draw(4, 7)
-    fused = FusedFlow(density)
-    assert 2 * num_operations(fused.log_prob, z) <= num_operations(density.log_prob, z)
-
-
-def test_a_fused_flow_has_nothing_left_to_fit():
-    density = FusedFlow(flow_of(3))
-    assert density.stages() == ()
-    assert not list(density.parameters())
-
-
-@pytest.mark.parametrize("density", [flow_of(1, 1), flow_of(2, 0)], ids=["constants", "nothing"])
-def test_flows_without_conditioners_are_left_alone(density):
-    network = nn.Sequential(density)
-    assert fuse_flows(network, draw(2, 1)) == []
-    assert network[0] is density
+    x = draw(3, *IMAGE_SHAPE)
+    method = Deterministic(encoder(), 4, example=x).eval()
+    artifact = OnnxArtifact(to_onnx(trace(Graph(method).eval(), x)))
+    graph = artifact.proto.graph
+    constants = {tensor.name for tensor in graph.initializer}
+    layers = [node for node in graph.node if node.op_type in ("Conv", "Gemm")]
+    assert layers
+    assert all(node.input[1] in constants for node in layers)
+    found = artifact.run(as_graph_input(x.double()).numpy())
+    torch.testing.assert_close(torch.from_numpy(found.probs), method.predict(x).probs)
 
 
 def typicality_of(columns: list[slice], energy: bool, num_samples: int = 200) -> Typicality:
     """Gaussians fitted to features of different units, each expert with a spread of its own."""
     z = features(num_samples)
     found = {}
-    for number, place in enumerate(columns):
-        gaussian = GaussianDensity(place.stop - place.start)
+    for number, read in enumerate(columns):
+        gaussian = GaussianDensity(read.stop - read.start)
         (stage,) = gaussian.stages()
         labels = torch.zeros(num_samples, dtype=torch.long)
-        stage.finish(stage.statistics(Batch(z[:, place], labels)))
-        found[f"expert{number}"] = (gaussian, place)
+        stage.finish(stage.statistics(Batch(z[:, read], labels)))
+        found[f"expert{number}"] = (gaussian, read)
     typicality = Typicality(found, energy)
     typicality.fit(typicality.experts(z, logits_of(z)))
     return typicality
@@ -235,7 +88,7 @@ def test_fused_gaussians_give_the_same_typicality(columns: list[slice], energy: 
     network = nn.ModuleDict({"typicality": typicality_of(columns, energy)})
     z = torch.cat([features(50, seed=1), 3 * features(50, seed=2)])
     expected = network["typicality"](z, logits_of(z))
-    assert fuse_gaussians(network, z) == ["typicality"]
+    assert fuse_gaussians(network) == ["typicality"]
     assert isinstance(network["typicality"], FusedGaussians)
     found = network["typicality"](z, logits_of(z))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
@@ -244,14 +97,33 @@ def test_fused_gaussians_give_the_same_typicality(columns: list[slice], energy: 
 def test_a_typicality_with_other_densities_is_left_alone() -> None:
     densities = {"a": (GaussianDensity(2), slice(0, 2)), "b": (FlowDensity(2), slice(2, 4))}
     network = nn.ModuleDict({"typicality": Typicality(densities)})
-    assert fuse_gaussians(network, torch.zeros(1, 4)) == []
+    assert fuse_gaussians(network) == []
     assert isinstance(network["typicality"], Typicality)
 
 
 def test_a_single_density_is_passed_on_as_it_is() -> None:
-    density = flow_of(3)
+    density = FlowDensity(3)
     typicality = Typicality({"last": (density, slice(2, 5))})
     z, logits = draw(4, 6), draw(4, 2)
     expected = density.log_prob(z[:, 2:5])
     assert torch.equal(typicality(z, logits), expected)
     assert torch.equal(typicality.combined(typicality.experts(z, logits)), expected)
+
+
+def spoiled(x: Tensor) -> Tensor:
+    """The same with a row of everything that is too large or no number."""
+    x = x.clone()
+    for row, value in enumerate([1e10, 1e30, 3e38, math.inf, -math.inf, math.nan], start=1):
+        x[row].view(-1)[0] = value
+    return x
+
+
+def test_a_fused_method_predicts_and_flags_the_same() -> None:
+    method, x = image_model(), spoiled(draw(12, *IMAGE_SHAPE))
+    network = copy.deepcopy(method)
+    assert fuse_gaussians(network) == ["typicality"]
+    expected, found = method.predict(x), network.predict(x)
+    torch.testing.assert_close(found.probs, expected.probs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.aleatoric, expected.aleatoric, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.epistemic, expected.epistemic, rtol=1e-4, atol=1e-4)
+    assert found.epistemic.isinf().tolist()[4:] == [row < 7 for row in range(4, 12)]

@@ -32,7 +32,7 @@ print(*sorted(foreign | own - SERVING))
 """
 SERVING = {
     f"density_softmax.{name}"
-    for name in ("version", "errors", "deploy", "deploy.card", "deploy.predictor")
+    for name in ("version", "errors", "lazy", "serve", "serve.card", "serve.predictor")
 }
 
 
@@ -117,7 +117,7 @@ def test_tokens_may_be_written_as_floats_but_not_be_fractions(tmp_path):
     written = predictor.predict(tokens.astype(float)).probs
     assert np.array_equal(written, predictor.predict(tokens).probs)
     for bad in (1.5, np.nan, np.inf):
-        with pytest.raises(UserError, match=r"type float64: .*words\.onnx reads whole numbers"):
+        with pytest.raises(UserError, match=r"type float64: .*words\.onnx reads integers"):
             predictor.predict([[1, bad]])
 
 

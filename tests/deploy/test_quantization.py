@@ -7,9 +7,14 @@ import torch
 from exported_models import IMAGE_SHAPE, draw
 
 from density_softmax.data import ArraySource
-from density_softmax.deploy.artifacts import OnnxArtifact
+from density_softmax.deploy.graph import OnnxArtifact
 from density_softmax.deploy.parity import check_flags
-from density_softmax.deploy.quantization import calibration_batches, encoder_nodes, measured_change
+from density_softmax.deploy.quantization import (
+    _calibration_batches,
+    _encoder_nodes,
+    measured_change,
+    quantized,
+)
 
 
 def source(num_samples, seed=0):
@@ -19,12 +24,12 @@ def source(num_samples, seed=0):
 @pytest.fixture(scope="module")
 def artifacts(image_file):
     exact = OnnxArtifact(onnx.load(image_file))
-    return exact, exact.quantized(source(32))
+    return exact, OnnxArtifact(quantized(exact.proto, source(32)))
 
 
 def test_the_encoder_computes_in_integers_and_all_behind_it_in_float(artifacts):
     exact, small = artifacts
-    chosen = set(encoder_nodes(exact.proto))
+    chosen = set(_encoder_nodes(exact.proto))
     kinds = [node.op_type for node in exact.proto.graph.node if node.name in chosen]
     assert kinds.count("Conv") == 9
     assert set(kinds) == {"Conv", "Relu", "Add"}
@@ -73,7 +78,7 @@ def test_a_constant_shift_of_the_log_density_is_reported_as_such(artifacts):
 
 def test_calibration_takes_rows_from_all_of_the_data():
     data = ArraySource(torch.arange(5000.0)[:, None], torch.zeros(5000))
-    rows = np.concatenate(list(calibration_batches(data)))[:, 0]
+    rows = np.concatenate(list(_calibration_batches(data)))[:, 0]
     assert len(rows) == 512
     assert (rows[0], rows[-1]) == (0, 4999)
     assert np.diff(rows).max() <= 11

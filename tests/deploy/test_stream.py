@@ -20,7 +20,7 @@ from density_softmax.serve.card import Card, Normalisation
 from density_softmax.serve.inputs import Chunk, read_chunks
 from density_softmax.serve.outputs import Record, open_output
 from density_softmax.serve.predictor import Answer
-from density_softmax.serve.stream import predict_stream, records
+from density_softmax.serve.stream import _records, predict_stream
 
 PLAIN = Card("1", "deterministic", ("a", "b"), (2,))
 COLOUR = Card(
@@ -183,7 +183,7 @@ def test_no_more_than_a_batch_is_read_ahead():
             taken.append(1)
             yield chunk_of([1, 0])
 
-    stream = records(Fake(), endless(), None)
+    stream = _records(Fake(), endless(), None)
     for number in range(1, 5):
         next(stream)
         assert len(taken) == number
@@ -201,7 +201,7 @@ def test_a_long_table_is_never_in_memory_as_a_whole(tmp_path):
 
 def test_flags_follow_the_threshold():
     chunk = chunk_of([1, 0], [3, 0], [np.inf, 0], [np.nan, 0])
-    flags = [[r.flag for r in batch] for t in (2.0, None) for batch in records(Fake(), [chunk], t)]
+    flags = [[r.flag for r in batch] for t in (2.0, None) for batch in _records(Fake(), [chunk], t)]
     assert flags == [["in", "out", "bad", "bad"], ["", "", "bad", "bad"]]
 
 
@@ -214,7 +214,7 @@ class FakeOfWholeNumbers(Fake):
 @pytest.mark.parametrize("rows", [([1, 0], [np.nan, 0], [3, 0]), ([np.nan, 0],)])
 def test_what_cannot_be_read_is_not_given_to_the_model(rows):
     chunk = chunk_of(*rows)
-    (batch,) = records(FakeOfWholeNumbers(), [chunk], 2.0)
+    (batch,) = _records(FakeOfWholeNumbers(), [chunk], 2.0)
     expected = {1.0: "in", 3.0: "out"}
     assert [r.flag for r in batch] == [expected.get(float(x[0]), "bad") for x in chunk.x]
     bad = [r for r in batch if r.flag == "bad"]
@@ -228,9 +228,9 @@ EXAMPLES = [
 
 
 def written(path):
-    with open_output(path) as writer:
+    with open_output(path) as write:
         for record in EXAMPLES:
-            writer.write([record])
+            write([record])
     return path
 
 
@@ -264,8 +264,8 @@ def test_an_old_file_stays_until_the_new_one_is_complete(tmp_path):
     out.write_text("old")
 
     def broken_off():
-        with open_output(out) as writer:
-            writer.write(EXAMPLES)
+        with open_output(out) as write:
+            write(EXAMPLES)
             raise RuntimeError("broke off")
 
     with pytest.raises(RuntimeError, match="broke off"):

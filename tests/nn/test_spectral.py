@@ -15,7 +15,6 @@ from density_softmax.nn.lipschitz.spectral import (
     SpectralConv2d,
     SpectralLinear,
     constrain,
-    fold,
 )
 
 CONVOLUTIONS = {
@@ -226,26 +225,6 @@ def test_a_constrained_network_is_exported_as_it_is():
     torch.testing.assert_close(exported(x), network(x))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_folding_leaves_plain_layers_of_the_same_function(name):
-    network, shape = constrained(name), NETWORKS[name][1]
-    expected = network(example(shape))
-    names = fold(network)
-    assert {type(network.get_submodule(name)) for name in names} <= {nn.Linear, nn.Conv2d}
-    assert not any(isinstance(layer, Spectral) for layer in network.modules())
-    torch.testing.assert_close(network(example(shape)), expected)
-
-
-def test_folding_takes_batch_norms_with_it():
-    network = nn.Sequential(batch_norm())
-    constrain(network, 3.0, norms=True)
-    x = torch.randn(2, 4, 3, 3, dtype=torch.float64)
-    expected = network.eval()(x)
-    assert fold(network) == ["0"]
-    assert type(network[0]) is nn.BatchNorm2d
-    torch.testing.assert_close(network(x), expected)
-
-
 def test_all_convolutions_and_batch_norms_of_a_resnet_are_found(monkeypatch):
     monkeypatch.setattr(spectral, "MAX_ITERATIONS", 1)
     network = ResNet.Config(50).build((3, 32, 32))
@@ -262,8 +241,7 @@ def test_constraining_again_changes_the_bound_only():
     constrain(network, 0.25, norms=True)
     assert network[0].weight is weight
     assert network[0].bound == 0.25
-    fold(network)
-    assert type(network[1]) is nn.BatchNorm1d
+    assert network[1].bound == 0.25
 
 
 def test_a_convolution_without_an_example_asks_for_one():

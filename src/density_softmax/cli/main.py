@@ -12,10 +12,10 @@ from rich.console import Console
 
 from density_softmax.cli.data import app as data_app
 from density_softmax.errors import UserError
+from density_softmax.version import __version__
 
 app = typer.Typer(
     name="density-softmax",
-    help="Classifiers that know what they do not know, at the cost of one forward pass.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -29,6 +29,24 @@ LARGEST_SEED = 2**63 - 1  # of torch
 INTERRUPTED = 130  # how Typer exits from a KeyboardInterrupt
 
 # torch and scikit-learn take seconds to import: each command imports what it needs, --help nothing.
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"density-softmax {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Classifiers that know what they do not know, at the cost of one forward pass."""
 
 
 @app.command()

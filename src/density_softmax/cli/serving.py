@@ -40,10 +40,8 @@ def run_export(run: Path, file: Path, int8: bool, console: Console) -> None:
 
 
 def _summary(exported: Exported) -> Table:
-    """What was folded, how exact the export is, and the thresholds."""
+    """How exact the export is, and the thresholds."""
     table = Table(box=box.SIMPLE, show_header=False)
-    for fold, number in exported.folded.items():
-        table.add_row(f"{fold} folded", str(number))
     for size, difference in exported.parity.items():
         table.add_row(f"largest difference of a probability, batch {size}", f"{difference:.1e}")
     for share, value in exported.card.thresholds.items():

@@ -1,4 +1,4 @@
-"""Export: one file with encoder, density, scale and head, checked against the model it is from."""
+"""Export: one file with encoder, density, scale and head, which answers like the model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from density_softmax.data.loaders import as_source
-from density_softmax.deploy.artifacts import Artifact, OnnxArtifact, Pt2Artifact
-from density_softmax.deploy.folding import fold_all
-from density_softmax.deploy.graph import Graph, as_read, trace
+from density_softmax.deploy.graph import (
+    Artifact,
+    Graph,
+    OnnxArtifact,
+    Pt2Artifact,
+    as_graph_input,
+    fuse_gaussians,
+    to_onnx,
+    trace,
+)
 from density_softmax.deploy.parity import check_flags, check_parity, check_precision
-from density_softmax.deploy.quantization import Change, batches_of, measured_change
+from density_softmax.deploy.quantization import Change, batches_of, measured_change, quantized
 from density_softmax.engine import predict, start
 from density_softmax.engine.progress import Bars
 from density_softmax.errors import UserError
@@ -28,32 +35,28 @@ from density_softmax.methods.base import Method
 from density_softmax.runs.run import Run
 from density_softmax.serve.card import Card, Normalisation, thresholds_of
 from density_softmax.serve.predictor import Answer
-from density_softmax.types import Data, Source
+from density_softmax.types import Source
 from density_softmax.version import __version__
 
-__all__ = ["Exported", "RunPredictor", "export", "export_run"]
-
 FORMATS: dict[str, Callable[[ExportedProgram], Artifact]] = {
-    ".onnx": OnnxArtifact.of,
+    ".onnx": lambda program: OnnxArtifact(to_onnx(program)),
     ".pt2": Pt2Artifact,
 }
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export made.
+    """The result of an export.
 
     Attributes:
         path: the file.
-        card: what it says about itself.
-        folded: how many layers each fold took.
+        card: the file's description of itself.
         parity: by batch size, the largest difference of a probability from the model's own.
         change: what quantisation changed on held-out data; None without it.
     """
 
     path: Path
     card: Card
-    folded: Mapping[str, int]
     parity: Mapping[int, float]
     change: Change | None
 
@@ -71,36 +74,39 @@ def export(
 ) -> Exported:
     """Write a trained model as one file that serves without this package's training parts.
 
-    The graph takes `x`, a batch of any size, and gives `probs`, `aleatoric` and `epistemic`; rows
-    that are not finite are flagged as `Method.predict` flags them. Before the file is written it
-    is run at batch sizes 1 and 7: probabilities that differ by more than 1e-5 from the model's
-    own are an error. The graph reads float32: a model in float64 whose answers need more digits
-    of its inputs is refused.
+    The graph takes `x`, a batch of any size, and returns `probs`, `aleatoric` and `epistemic`; it
+    flags rows that are not finite as `Method.predict` does. It is run at batch sizes 1 and 7
+    before it is written: a probability that differs by more than 1e-5 from the model's own is an
+    error. The graph reads float32: a float64 model whose answers need more digits of its inputs
+    is refused.
 
     Args:
-        model: a trained method, also one that `attach` made.
+        model: a trained method, such as `attach` returns.
         path: ends in .onnx, or in .pt2 for `torch.export.load`.
-        example: a batch of inputs as the model reads them; one is enough.
-        heldout: in-domain data that was not trained on, a DataLoader, a Dataset or a pair
-            (inputs, labels): gives the thresholds for 1 %, 5 % and 10 % false alarms.
-        class_names: what the classes are called; numbers from 0 if not given.
+        example: a batch of at least one input as the model reads it.
+        heldout: in-domain data that the model was not trained on, as a DataLoader, a Dataset or a
+            pair (inputs, labels): sets the thresholds for 1 %, 5 % and 10 % false alarms.
+        class_names: by default the numbers from 0.
         normalisation: how raw inputs become what the model reads, such as {"kind": "images",
             "mean": (...), "std": (...)}; needed to predict from files.
-        quantize: calibration data for an encoder in 8 bits, in the same forms as `heldout`, which
-            is then needed, too: on it the price is measured. Density, scale and head stay float32.
+        quantize: calibration data for an encoder in 8 bits, in the same forms as `heldout`, on
+            which the loss is then measured. Density, scale and head stay in float32.
         progress: draw a progress bar.
+
+    Returns:
+        The file, its card, and the measured differences from the model.
     """
     path = Path(path)
     _check_request(model, path, heldout, quantize)
     given = _as_batch(model, example)
-    x, card = as_read(given), _card(model, given, class_names, normalisation)
+    x, card = as_graph_input(given), _card(model, given.shape[1:], class_names, normalisation)
     held, calibration = _source("heldout", heldout, x), _source("quantize", quantize, x)
     reference = _reference(model, given)
     with Bars(progress) as bars:
         bar = bars.add("export", 4)
-        bar.note("fold and trace")
+        bar.note("trace")
         graph = Graph(copy.deepcopy(reference)).eval()
-        folded = fold_all(graph, x)
+        fuse_gaussians(graph)
         artifact = FORMATS[path.suffix](trace(graph, x))
         bar.advance()
         bar.note("compare with the model")
@@ -111,14 +117,11 @@ def export(
             artifact, change = _quantized(artifact, x, calibration, held)
         bar.advance()
         bar.note("thresholds")
-        card = replace(
-            card,
-            thresholds={} if held is None else _thresholds(artifact, held),
-            notes=_notes(parity, folded, change),
-        )
+        thresholds = {} if held is None else _thresholds(artifact, held)
+        card = replace(card, thresholds=thresholds, notes=_notes(parity, change))
         write_bytes(path, artifact.content(card))
         bar.advance()
-    return Exported(path, card, folded, parity, change)
+    return Exported(path, card, parity, change)
 
 
 def _check_request(model: Method, path: Path, heldout: Any, quantize: Any) -> None:
@@ -132,17 +135,17 @@ def _check_request(model: Method, path: Path, heldout: Any, quantize: Any) -> No
     if quantize is not None and path.suffix != ".onnx":
         raise UserError(f"{path}: 8 bits are offered for .onnx files only")
     if quantize is not None and heldout is None:
-        raise UserError("quantize: pass heldout=, too, to measure what 8 bits cost")
+        raise UserError("quantize: also pass heldout=, to measure what 8 bits change")
     if model.draws_samples:
         raise UserError(_sampling_message(model))
 
 
 def _reference(model: Method, x: Tensor) -> Method:
-    """The model on the CPU in float32, shown to answer twice alike and as in float64."""
+    """The model on the CPU in float32, checked to be deterministic and exact enough."""
     parameter, reference = next(model.parameters()), model
     if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
         reference = copy.deepcopy(model).cpu().float()
-    # A method that was not declared to draw samples may still be built around a model that does.
+    # A method that declares no sampling may still be built around an encoder that samples.
     first, second = (reference.predict(x[:1], seed=seed).probs for seed in (0, 1))
     if not torch.allclose(first, second, rtol=0, atol=1e-6):
         raise UserError(_sampling_message(model))
@@ -165,25 +168,25 @@ def _as_batch(model: Method, example: Any) -> Tensor:
         raise UserError(f"example of shape {tuple(x.shape)}: pass a batch of at least one input")
     if not x.is_floating_point() and _reads_floats(model):
         raise UserError(
-            f"example of type {x.dtype}: the model reads floats, and a graph made from whole "
-            "numbers would cut them off; pass the same numbers as floats, here and in heldout"
+            f"example of type {x.dtype}: the model reads floats, and a graph traced with integers "
+            "would truncate them; pass the same numbers as floats, here and in heldout"
         )
     return x.detach().cpu()
 
 
 def _reads_floats(model: Method) -> bool:
-    """Whether it was built with an example of floats or, without any, is one on tables."""
+    """Whether its example was of floats; a model without one reads them if it is in float64."""
     if model.example_dtype is not None:
         return model.example_dtype.is_floating_point
     return next(model.parameters()).dtype == torch.float64
 
 
 def _source(name: str, data: Any, x: Tensor) -> Source | None:
-    """Data whose inputs are like the example x."""
+    """The data as a source, after a check that its inputs have the form of the example x."""
     if data is None:
         return None
     source = as_source(data)
-    first = as_read(next(iter(source.read([[0]], torch.device("cpu")))).x)
+    first = as_graph_input(next(iter(source.read([[0]], torch.device("cpu")))).x)
     if first.shape[1:] != x.shape[1:] or first.dtype != x.dtype:
         raise UserError(
             f"{name}: inputs of shape {tuple(first.shape[1:])} and type {first.dtype}, but the "
@@ -193,19 +196,22 @@ def _source(name: str, data: Any, x: Tensor) -> Source | None:
 
 
 def _card(
-    model: Method, x: Tensor, class_names: Sequence[str], normalisation: Mapping[str, Any] | None
+    model: Method,
+    input_shape: Sequence[int],
+    class_names: Sequence[str],
+    normalisation: Mapping[str, Any] | None,
 ) -> Card:
     names = tuple(map(str, class_names)) or tuple(map(str, range(model.num_classes)))
     if len(names) != model.num_classes:
         raise UserError(f"{len(names)} class names for {model.num_classes} classes")
     prepared = Normalisation.of(normalisation) if normalisation else None
     if prepared is not None:
-        prepared.check_shape(tuple(x.shape[1:]))
+        prepared.check_shape(tuple(input_shape))
     return Card(
         version=__version__,
         method=model.config.kind,
         class_names=names,
-        input_shape=tuple(x.shape[1:]),
+        input_shape=tuple(input_shape),
         normalisation=prepared,
     )
 
@@ -214,27 +220,31 @@ def _quantized(
     exact: Artifact, x: Tensor, calibration: Source, heldout: Source
 ) -> tuple[Artifact, Change]:
     assert isinstance(exact, OnnxArtifact), "other formats were refused"
-    artifact = exact.quantized(calibration)
+    artifact = OnnxArtifact(quantized(exact.proto, calibration))
     check_flags(artifact, x)
     return artifact, measured_change(exact.run, artifact.run, heldout)
 
 
 def _thresholds(artifact: Artifact, heldout: Source) -> dict[float, float]:
-    """From the answers of the very graph that will be compared with them."""
-    return thresholds_of(
-        np.concatenate([artifact.run(x).epistemic for x, _ in batches_of(heldout)])
-    )
+    """Thresholds of the exported graph itself, whose answers will be compared with them."""
+    epistemic = [artifact.run(x).epistemic for x, _ in batches_of(heldout)]
+    return thresholds_of(np.concatenate(epistemic))
 
 
-def _notes(
-    parity: Mapping[int, float], folded: Mapping[str, int], change: Change | None
-) -> dict[str, Any]:
-    notes: dict[str, Any] = {"parity": dict(parity), "folded": dict(folded)}
+def _notes(parity: Mapping[int, float], change: Change | None) -> dict[str, Any]:
+    notes: dict[str, Any] = {"parity": dict(parity)}
     return notes if change is None else {**notes, "int8": change._asdict()}
 
 
 def export_run(run: Run, file: Path, *, int8: bool = False, progress: bool = True) -> Exported:
-    """Export the model of a run, with all that its data say about it."""
+    """Export the model of a run, with thresholds, class names and normalisation of its data.
+
+    Args:
+        run: a finished run.
+        file: ends in .onnx or .pt2.
+        int8: quantise the encoder.
+        progress: draw a progress bar.
+    """
     data = run.data
     rows = range(min(8, len(data.heldout)))
     return export(
@@ -252,9 +262,9 @@ def export_run(run: Run, file: Path, *, int8: bool = False, progress: bool = Tru
 @final
 @dataclass(frozen=True)
 class RunPredictor:
-    """The model of a run with the interface of a `Predictor`; the method may be a sampling one.
+    """The model of a run, of any method, with the interface of a `Predictor`.
 
-    A fixed seed makes the answer for a batch the same every time.
+    A fixed seed makes a method that draws samples answer the same batch the same way every time.
     """
 
     method: Method
@@ -262,29 +272,21 @@ class RunPredictor:
 
     @classmethod
     def of(cls, run: Run, threads: int = 0) -> RunPredictor:
-        """From a run directory; the held-out data of its recipe give the thresholds.
+        """From a run, in one process; thresholds come from the held-out data.
 
-        One process serves, with so many CPU threads, 0 for all, however many trained the run.
+        Args:
+            run: a finished run.
+            threads: CPU threads, 0 for all.
         """
         method, engine = run.load(), run.recipe.engine
         fabric = start(replace(engine.in_one_process(), threads=threads or None))
         fabric.to_device(method)
-        prediction, _ = predict(fabric, method, run.data.heldout, engine.predict_batch_size)
-        thresholds = thresholds_of(prediction.epistemic.numpy())
-        return cls(method, _run_card(method, run.data, thresholds))
+        data, task = run.data, run.data.task
+        prediction, _ = predict(fabric, method, data.heldout, engine.predict_batch_size)
+        card = _card(method, task.input_shape, task.class_names, data.normalisation)
+        return cls(method, replace(card, thresholds=thresholds_of(prediction.epistemic.numpy())))
 
     def predict(self, x: NDArray[Any]) -> Answer:
         """Probabilities and uncertainties of a batch of prepared inputs."""
         prediction = self.method.predict(x, seed=0)
         return Answer(*(part.float().cpu().numpy() for part in prediction))
-
-
-def _run_card(method: Method, data: Data, thresholds: dict[float, float]) -> Card:
-    return Card(
-        version=__version__,
-        method=method.config.kind,
-        class_names=data.task.class_names,
-        input_shape=data.task.input_shape,
-        normalisation=Normalisation.of(data.normalisation) if data.normalisation else None,
-        thresholds=thresholds,
-    )

@@ -1,49 +1,143 @@
-"""A method as a graph: one input, three named outputs, any batch size."""
+"""A method as a graph, with one input, three outputs and any batch size, and its file formats."""
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import warnings
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, final
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.nn import functional as F
 
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
+from density_softmax.nn.densities import GaussianDensity
+from density_softmax.nn.execution import full_precision
+from density_softmax.nn.layers.surgery import replace_layers
+from density_softmax.nn.softmax.typicality import Typicality, in_columns
+from density_softmax.serve.card import Card
+from density_softmax.serve.predictor import Answer, onnx_session
 from density_softmax.types import Prediction
 
-__all__ = ["Graph", "as_read", "to_onnx", "trace"]
+CARD_FILE = "density_softmax.json"
+# Elements of a constant that the ONNX exporter may compute: any number of them.
+UNLIMITED = 2**40
 
 
 @final
 class Graph(nn.Module):
-    """What is exported: the prediction by name, bad rows flagged, from encoder to head."""
+    """What is exported: a method from its encoder to its head, with bad rows flagged.
+
+    Args:
+        method: a trained method.
+    """
 
     def __init__(self, method: Method) -> None:
         super().__init__()
         self.method = method
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """`probs`, `aleatoric` and `epistemic`."""
+        """`probs`, `aleatoric` and `epistemic` by name."""
         return self.method.guarded(x)._asdict()
 
 
-def as_read(x: Tensor) -> Tensor:
-    """Inputs in the type that graphs read: float32, or whole numbers as they are."""
+def as_graph_input(x: Tensor) -> Tensor:
+    """Inputs in the type that a graph reads: float32, or integers as they are.
+
+    Args:
+        x: (batch, ...).
+    """
     return x.float() if x.is_floating_point() else x
+
+
+@final
+class FusedGaussians(nn.Module):
+    """Σ_i w_i (ℓ_i − c_i) of Gaussians ℓ_i and the energy as h − ‖A(z − m)‖² + w log Σ exp g(z).
+
+    The rows of A are those of all √(w_i/2) W_i, each in the columns that its expert reads; h holds
+    what does not depend on the input.
+
+    Args:
+        typicality: a fitted one, all of whose densities are Gaussians.
+    """
+
+    center: Tensor
+    whitening: Tensor
+    height: Tensor
+    energy: Tensor | None
+
+    @torch.no_grad()
+    def __init__(self, typicality: Typicality) -> None:
+        super().__init__()
+        begin = min(columns.start for columns in typicality.columns)
+        end = max(columns.stop for columns in typicality.columns)
+        weight = typicality.weight.double()
+        centers, blocks, height = [], [], -weight @ typicality.center.double()
+        gaussians = zip(typicality.densities.values(), typicality.columns, weight, strict=False)
+        for gaussian, columns, share in gaussians:
+            assert isinstance(gaussian, GaussianDensity)
+            around = (columns.start - begin, end - columns.stop)
+            centers.append(F.pad(gaussian.center, around))
+            blocks.append(F.pad((share / 2).sqrt() * gaussian.whitening.double(), around))
+            height += share * gaussian.log_height.double()
+        self.columns = slice(begin, end)
+        self.register_buffer("center", torch.stack(centers).sum(0))
+        self.register_buffer("whitening", torch.cat(blocks).float())
+        self.register_buffer("height", height.float())
+        self.register_buffer("energy", weight[-1].float() if typicality.energy else None)
+
+    def forward(self, features: Tensor, logits: Tensor) -> Tensor:
+        """The typicality of each sample."""
+        with full_precision(features):
+            z = in_columns(features, self.columns).float()
+            found = self.height - F.linear(z - self.center, self.whitening).square().sum(-1)
+            if self.energy is None:
+                return found
+            return torch.addcmul(found, self.energy, logits.logsumexp(-1))
+
+
+def fuse_gaussians(network: nn.Module) -> list[str]:
+    """Compute all Gaussian experts of a typicality by one matrix product, which is the same.
+
+    Every other constant of a graph is folded by the ONNX exporter and onnxruntime themselves.
+
+    Args:
+        network: changed in place.
+
+    Returns:
+        The names of the modules that were replaced.
+    """
+
+    def rule(name: str, layer: nn.Module) -> nn.Module | None:
+        if not isinstance(layer, Typicality):
+            return None
+        kinds = {type(density) for density in layer.densities.values()}
+        return FusedGaussians(layer) if kinds == {GaussianDensity} else None
+
+    return replace_layers(network, rule)
 
 
 @torch.no_grad()
 def trace(network: nn.Module, example: Tensor) -> ExportedProgram:
-    """The graph of a network in evaluation mode, for batches of any size."""
-    # Batches of one are special in a trace: two rows stand for any number.
+    """The graph of a network in evaluation mode, for batches of any size.
+
+    Args:
+        network: takes a batch.
+        example: (batch, ...), of which the first row is used.
+    """
+    # A trace treats a batch of one as a special case: two rows stand for any number.
     batch = example[:1].repeat(2, *[1] * (example.ndim - 1))
     try:
-        with _quiet():
+        with quiet():
             return torch.export.export(
                 network, (batch,), dynamic_shapes=({0: Dim("batch")},), strict=False
             )
@@ -53,14 +147,89 @@ def trace(network: nn.Module, example: Tensor) -> ExportedProgram:
         raise UserError(f"the model cannot be traced: {_first_line(error)}") from error
 
 
+class Artifact(ABC):
+    """An exported model, which runs here as it will run where it is deployed."""
+
+    @abstractmethod
+    def run(self, x: NDArray[Any]) -> Answer:
+        """Its answer to a batch."""
+
+    @abstractmethod
+    def content(self, card: Card) -> bytes:
+        """The content of its file, which includes the card."""
+
+
+@final
+class OnnxArtifact(Artifact):
+    """An ONNX graph, run by onnxruntime; the card is its metadata.
+
+    Args:
+        proto: an ONNX `ModelProto`.
+    """
+
+    def __init__(self, proto: Any) -> None:
+        self.proto = proto
+
+    def run(self, x: NDArray[Any]) -> Answer:
+        """As a predictor runs it."""
+        return Answer(*self._session.run(list(Answer._fields), {"x": x}))
+
+    @cached_property
+    def _session(self) -> Any:
+        return onnx_session(self.proto.SerializeToString())
+
+    def content(self, card: Card) -> bytes:
+        """The serialised model."""
+        import onnx
+
+        onnx.helper.set_model_props(self.proto, card.to_strings())
+        data: bytes = self.proto.SerializeToString()
+        return data
+
+
+@final
+class Pt2Artifact(Artifact):
+    """A program of torch.export; the card is an extra file in its archive.
+
+    Args:
+        program: a traced model.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+
+    @torch.no_grad()
+    def run(self, x: NDArray[Any]) -> Answer:
+        """As `torch.export.load` runs it."""
+        outputs = self._module(torch.from_numpy(x))
+        return Answer(*(outputs[name].numpy() for name in Answer._fields))
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        return torch.export.load(io.BytesIO(self._saved({}))).module()
+
+    def content(self, card: Card) -> bytes:
+        """The archive."""
+        return self._saved({CARD_FILE: json.dumps(card.to_strings())})
+
+    def _saved(self, extra: Mapping[str, Any]) -> bytes:
+        buffer = io.BytesIO()
+        torch.export.save(self.program, buffer, extra_files=dict(extra))
+        return buffer.getvalue()
+
+
 def to_onnx(program: ExportedProgram) -> Any:
-    """The model as an ONNX `ModelProto`."""
+    """A traced model as an ONNX `ModelProto`.
+
+    Args:
+        program: of `trace`.
+    """
     try:
-        import onnxscript  # noqa: F401
+        from onnxscript import optimizer
     except ModuleNotFoundError:
         raise UserError("ONNX export needs onnx: pip install 'density-softmax[onnx]'") from None
     try:
-        with _quiet():
+        with quiet():
             exported = torch.onnx.export(
                 program,
                 (),
@@ -69,10 +238,14 @@ def to_onnx(program: ExportedProgram) -> Any:
                 output_names=list(Prediction._fields),
                 verbose=False,
             )
+            assert exported is not None, "the dynamo exporter returns a program"
+            # By default large constants, such as a weight over its norm, would not be folded.
+            optimizer.optimize(
+                exported.model, input_size_limit=UNLIMITED, output_size_limit=UNLIMITED
+            )
     except Exception as error:
         raise UserError(f"the model cannot be written as ONNX: {_first_line(error)}") from error
-    assert exported is not None, "the dynamo exporter returns a program"
-    model = exported.model_proto  # made anew whenever it is asked for
+    model = exported.model_proto  # a new object on each access
     _name_batch(model.graph)
     return model
 
@@ -88,17 +261,16 @@ def _name_batch(graph: Any) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's own remarks about its own parts, which a user can do nothing about."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def quiet() -> Iterator[None]:
+    """Silence what the exporters say about themselves, which a user cannot act on."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,34 +1,23 @@
-"""Does an exported model say what the model said? Checked before anything is written."""
+"""Checks that an exported model answers like the model, before anything is written."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from density_softmax.deploy.artifacts import Artifact
+from density_softmax.deploy.graph import Artifact
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.serve.predictor import Answer
 from density_softmax.types import Prediction
 
-__all__ = [
-    "BATCH_SIZES",
-    "TOLERANCE",
-    "ParityError",
-    "check_flags",
-    "check_parity",
-    "check_precision",
-    "probes",
-]
-
 BATCH_SIZES = (1, 7)
-# Of a probability.
+# How much a probability may differ.
 TOLERANCE = 1e-5
-# Of an uncertainty, relative: a log density is hundreds of nats of float32 and gains nothing from
-# more digits.
+# How much an uncertainty may differ, relatively: a log density is hundreds of nats, in float32.
 RELATIVE_TOLERANCE = 1e-3
-# Of a probability, and of an epistemic uncertainty, relative: what the digits that float32 drops
-# may change in a float64 model. A step of float32 in a column of ordinary numbers changes far less.
+# How much rounding a float64 model's inputs to float32 may change a probability and, relatively,
+# an epistemic uncertainty. A float32 step in a column of ordinary numbers changes far less.
 ROUNDING, RELATIVE_ROUNDING = 1e-3, 1e-2
 
 
@@ -37,7 +26,13 @@ class ParityError(UserError):
 
 
 def check_precision(method: Method, single: Method, example: Tensor) -> None:
-    """`single`, in float32, says what `method` says in float64; if not, an error."""
+    """Raise if a float64 model answers differently in float32.
+
+    Args:
+        method: the model in float64.
+        single: the same in float32.
+        example: (batch, ...).
+    """
     exact = method.predict(example)
     for x in _neighbours(example):
         rounded = single.predict(x)
@@ -48,7 +43,7 @@ def check_precision(method: Method, single: Method, example: Tensor) -> None:
             number = example.flatten()[(example - example.float()).abs().argmax()]
             raise ParityError(
                 f"an exported model reads float32, in which {number:.12g} becomes "
-                f"{number.float():.12g}, and that changes what this model says: subtract a "
+                f"{number.float():.12g}, and that changes this model's answers: subtract a "
                 "constant from such columns, or standardise them, before training; "
                 "nothing was written"
             )
@@ -57,7 +52,7 @@ def check_precision(method: Method, single: Method, example: Tensor) -> None:
 def _neighbours(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x in float32, and with its rounded numbers a step lower and higher.
 
-    One row may be rounded by little where others like it are not.
+    The example's own rounding errors may happen to be small.
     """
     nearest = x.float()
     steps = (nearest.nextafter(torch.tensor(sign * torch.inf)) for sign in (-1, 1))
@@ -66,10 +61,19 @@ def _neighbours(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_parity(method: Method, artifact: Artifact, example: Tensor) -> dict[int, float]:
-    """The largest difference of a probability at each batch size; above the tolerance, an error."""
+    """Raise if the exported model's answers differ from the model's.
+
+    Args:
+        method: the model.
+        artifact: its export.
+        example: (batch, ...).
+
+    Returns:
+        By batch size, the largest difference of a probability.
+    """
     found = {}
     for size in BATCH_SIZES:
-        x = probes(example, size)
+        x = _probes(example, size)
         expected, answer = method.predict(x), _answer(artifact, x)
         found[size] = _difference(expected.probs, answer.probs)
         if not found[size] <= TOLERANCE:
@@ -84,8 +88,13 @@ def check_parity(method: Method, artifact: Artifact, example: Tensor) -> dict[in
 
 
 def check_flags(artifact: Artifact, example: Tensor) -> None:
-    """A row that is no number is flagged, and the others are not."""
-    x = probes(example, BATCH_SIZES[-1])
+    """Raise unless the exported model flags a row of NaN and no other.
+
+    Args:
+        artifact: an exported model.
+        example: (batch, ...).
+    """
+    x = _probes(example, BATCH_SIZES[-1])
     if not x.is_floating_point():
         return
     x[1] = torch.nan
@@ -94,8 +103,8 @@ def check_flags(artifact: Artifact, example: Tensor) -> None:
         raise ParityError("the exported model does not flag a row of NaN: nothing was written")
 
 
-def probes(example: Tensor, num_rows: int) -> Tensor:
-    """So many rows: those of the example, then the same again with noise of its own size."""
+def _probes(example: Tensor, num_rows: int) -> Tensor:
+    """The rows of the example, then the same rows again with noise of the same spread."""
     rows = torch.arange(num_rows) % len(example)
     x = example[rows].clone()
     if x.is_floating_point() and num_rows > len(example):
@@ -108,7 +117,7 @@ def probes(example: Tensor, num_rows: int) -> Tensor:
 def _answer(artifact: Artifact, x: Tensor) -> Answer:
     try:
         return artifact.run(x.numpy())
-    except Exception as error:  # of whatever kind its runtime has
+    except Exception as error:  # of any kind that its runtime has
         raise ParityError(
             f"the exported model does not run at batch size {len(x)}: {error}"
         ) from error

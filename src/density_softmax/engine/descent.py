@@ -7,9 +7,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from density_softmax.engine.checkpoints import Checkpoints, Epoch
@@ -21,6 +21,9 @@ from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.training import Stage, Train, Values
 from density_softmax.types import Batch, Source
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 # Before the name of a monitored value in the record of epochs.
 HELDOUT = "heldout_"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
 
 from density_softmax.config import to_dict
 from density_softmax.data.loaders import as_source
@@ -24,6 +23,9 @@ from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.training import Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Source
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 def fit(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from lightning_fabric import Fabric
 
 from density_softmax.data.sources import ArraySource
 from density_softmax.engine.passes import all_reduce
 from density_softmax.errors import UserError
 from density_softmax.types import Batch, Source
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 # Samples looked at together before the first step.
 AT_ONCE = 256

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from density_softmax.engine.runtime import derive_seed
@@ -16,6 +15,9 @@ from density_softmax.methods.base import Method
 from density_softmax.nn.execution import seeded
 from density_softmax.training import Values
 from density_softmax.types import Batch, Prediction, Source
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 # A batch norm that normalises by the batch has nothing to do with one sample.
 SMALLEST_BATCH = 2

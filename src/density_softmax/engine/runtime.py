@@ -11,17 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import distributed
 
 from density_softmax.config import ConfigError, at_least, local
 from density_softmax.errors import UserError
 from density_softmax.version import __version__
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 PACKAGES = ("torch", "lightning-fabric", "numpy", "scikit-learn", "safetensors")
 MEGABYTE = 2**20
@@ -80,6 +81,9 @@ def start(config: EngineConfig) -> Fabric:
 
 def _fabric(config: EngineConfig) -> Fabric:
     """Fabric knows what there is on this machine, and lists it where it refuses a choice."""
+    from lightning_fabric import Fabric
+    from lightning_fabric.utilities.exceptions import MisconfigurationException
+
     shunned = config.accelerator == "auto" and torch.backends.mps.is_available()
     try:
         fabric = Fabric(

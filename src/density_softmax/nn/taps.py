@@ -85,12 +85,15 @@ class CallRecorder:
         return {**vars(self), "_open": {}, "_recorded": {}}
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _register_permanently(recorder: CallRecorder, model: nn.Module) -> None:
     if not recorder._hooks_stay:
         for name, path in recorder._paths.items():
             _submodule(model, path).register_forward_hook(partial(recorder._record, name))
         recorder._hooks_stay = True
+
+
+# What `torch.compiler.assume_constant_result` does, which would import all of torch's compiler.
+_register_permanently._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _submodule(model: nn.Module, path: list[str]) -> nn.Module:

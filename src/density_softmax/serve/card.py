@@ -1,4 +1,4 @@
-"""What an exported model says about itself: everything besides the graph that serving needs."""
+"""The card of an exported model: everything besides the graph that serving needs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 
 from density_softmax.errors import UserError
 
-__all__ = ["FALSE_ALARMS", "Card", "Normalisation", "thresholds_of"]
-
-# Shares of in-domain inputs that may be flagged as unknown; a threshold is kept for each.
+# Shares of in-domain inputs that may be flagged as unknown; a card has a threshold for each.
 FALSE_ALARMS = (0.01, 0.05, 0.1)
 
 
@@ -43,24 +41,23 @@ class Normalisation:
                 f"normalisation has {', '.join(values) or 'nothing'}: it needs kind, mean and "
                 "std, and may have columns"
             )
+        kind = values["kind"]
         mean, std = (_numbers(name, values[name]) for name in ("mean", "std"))
-        normalisation = cls(values["kind"], mean, std, tuple(values.get("columns", ())))
-        normalisation.check()
-        return normalisation
-
-    def check(self) -> None:
-        """Raise if this cannot be a normalisation."""
-        if self.kind not in ("images", "table"):
-            raise UserError(f"normalisation kind '{self.kind}': choose images or table")
-        finite = np.isfinite((*self.mean, *self.std)).all()
-        if len(self.mean) != len(self.std) or not finite or min(self.std, default=0.0) <= 0:
+        if kind not in ("images", "table"):
+            raise UserError(f"normalisation kind '{kind}': choose images or table")
+        if (
+            len(mean) != len(std)
+            or not np.isfinite((*mean, *std)).all()
+            or min(std, default=0) <= 0
+        ):
             raise UserError(
-                f"normalisation with mean {self.mean} and std {self.std}: "
+                f"normalisation with mean {mean} and std {std}: "
                 "as many positive std as mean are needed, all finite"
             )
+        return cls(kind, mean, std, tuple(values.get("columns", ())))
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raise if inputs of this shape, without the batch, cannot be normalised so."""
+        """Raise if inputs of this shape, without the batch, cannot be normalised this way."""
         if self.kind == "images" and len(shape) != 3:
             raise UserError(
                 f"normalisation of images for inputs of shape {shape}: the model must read "
@@ -75,13 +72,16 @@ class Normalisation:
                 )
 
     def __call__(self, raw: NDArray[Any]) -> NDArray[np.float32]:
-        """What the network reads: (x/255 − mean)/std of images, (x − mean)/std of tables.
+        """(x/255 − mean)/std of images, (x − mean)/std of tables.
 
-        Images are bytes (batch, channels, height, width); the same operations, in the same
-        order and precision, as in training: float32 for images, float64 for tables.
+        The operations, their order and their precision (float32 for images, float64 for tables)
+        are those of training.
+
+        Args:
+            raw: bytes (batch, channels, height, width), or numbers (batch, columns).
         """
         if self.kind == "table":
-            with np.errstate(over="ignore"):  # what becomes infinite is flagged by the graph
+            with np.errstate(over="ignore"):  # the graph flags what becomes infinite
                 return ((raw - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
         x = raw.astype(np.float32)
         mean, std = (np.array(values, np.float32) for values in (self.mean, self.std))
@@ -93,17 +93,17 @@ class Normalisation:
 
 @dataclass(frozen=True)
 class Card:
-    """What is written beside the graph.
+    """Written beside the graph.
 
     Attributes:
         version: of this package, at export.
         method: the registry key of the method.
-        class_names: what the columns of `probs` mean.
+        class_names: of the columns of `probs`.
         input_shape: of one input, without the batch.
-        normalisation: how raw inputs are prepared; None if nobody said.
+        normalisation: how raw inputs are prepared; None if unknown.
         thresholds: by share of false alarms, the epistemic uncertainty above which an input
             counts as unknown; empty without held-out data.
-        notes: how the export was checked, for whoever reads the file.
+        notes: results of the checks at export.
     """
 
     version: str
@@ -115,7 +115,7 @@ class Card:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     def to_strings(self) -> dict[str, str]:
-        """As texts by name: what the metadata of a file can hold. All but two are JSON."""
+        """As strings for the metadata of a file; all but version and method are JSON."""
         values: dict[str, Any] = {
             "class_names": self.class_names,
             "input_shape": self.input_shape,
@@ -129,7 +129,12 @@ class Card:
 
     @classmethod
     def from_strings(cls, texts: Mapping[str, str], where: str) -> Card:
-        """What `to_strings` made; an error names `where` it is from."""
+        """The card that `to_strings` made.
+
+        Args:
+            texts: strings by name.
+            where: the file, for error messages.
+        """
         try:
             shape, names = json.loads(texts["input_shape"]), json.loads(texts["class_names"])
             thresholds = json.loads(texts.get("thresholds", "{}"))
@@ -150,7 +155,7 @@ class Card:
             ) from None
 
     def threshold(self, false_alarms: float, where: str = "the model") -> float | None:
-        """The threshold for a share of false alarms; None if the model has none at all."""
+        """The threshold for a share of false alarms; None if the model has no thresholds."""
         if self.thresholds and false_alarms not in self.thresholds:
             known = ", ".join(map(str, self.thresholds))
             raise UserError(f"{where}: no threshold for {false_alarms} false alarms, only {known}")
@@ -158,7 +163,11 @@ class Card:
 
 
 def thresholds_of(epistemic: Sequence[float] | NDArray[Any]) -> dict[float, float]:
-    """The smallest values that at most 1 %, 5 % and 10 % of held-out inputs exceed."""
+    """The smallest values that at most 1 %, 5 % and 10 % of held-out inputs exceed.
+
+    Args:
+        epistemic: uncertainties of held-out inputs, (inputs,).
+    """
     values = np.asarray(epistemic, dtype=np.float64)
     found = {
         share: float(np.quantile(values, 1 - share, method="inverted_cdf"))

@@ -1,7 +1,7 @@
-"""Inputs to predict, read batch by batch: image folders, .npz arrays and .csv tables.
+"""Reads inputs to predict, batch by batch, from image folders, .npz arrays and .csv tables.
 
-What cannot be read is not an error: its row is NaN, which every exported model answers with
-infinite epistemic uncertainty, and its note says why. At most one batch is in memory.
+An input that cannot be read is not an error: its row is NaN, and its note says why. At most one
+batch is in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -24,16 +24,14 @@ from density_softmax.errors import DataError
 from density_softmax.files import IMAGE_SUFFIXES, decode
 from density_softmax.serve.card import Card, Normalisation
 
-__all__ = ["Chunk", "read_chunks"]
-
 Floats = NDArray[np.float32]
 
 
 class Chunk(NamedTuple):
-    """Some inputs, prepared.
+    """A batch of prepared inputs.
 
     Attributes:
-        names: what the inputs are called: paths, or numbers of rows from 0.
+        names: paths, or the numbers of rows from 0.
         x: what the network reads, (batch, *input shape).
         notes: why an input could not be read; empty if it could.
     """
@@ -44,7 +42,14 @@ class Chunk(NamedTuple):
 
 
 def read_chunks(path: Path, card: Card, batch_size: int, workers: int = 1) -> Iterator[Chunk]:
-    """The inputs at `path`, in order, as the model of `card` reads them."""
+    """The inputs at a path, in order, as a model reads them.
+
+    Args:
+        path: a folder of images, an image, an .npz or a .csv file.
+        card: of the model.
+        batch_size: inputs per chunk.
+        workers: threads that decode images.
+    """
     if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
         return _image_chunks(path, card, batch_size, workers)
     if not path.exists():
@@ -62,7 +67,7 @@ def _image_chunks(path: Path, card: Card, batch_size: int, workers: int) -> Iter
     def read(file: Path) -> tuple[Floats, str]:
         try:
             return normalisation(decode(file, *shape)[None])[0], ""
-        # Decoders meet broken files with errors of every kind; none may stop the others.
+        # Decoders raise errors of every kind on broken files; none may stop the others.
         except Exception as error:
             return np.full(shape, np.nan, np.float32), " ".join(str(error).split())
 
@@ -72,10 +77,11 @@ def _image_chunks(path: Path, card: Card, batch_size: int, workers: int) -> Iter
             found = True
             images, notes = zip(*pool.map(read, files), strict=True)
             names = [
-                _shown(os.path.relpath(file, path if path.is_dir() else path.parent))
-                for file in files
+                os.path.relpath(file, path if path.is_dir() else path.parent) for file in files
             ]
-            yield Chunk(names, np.stack(images), list(notes))
+            # As text that every output format can hold.
+            shown = [os.fsencode(name).decode("utf-8", "replace") for name in names]
+            yield Chunk(shown, np.stack(images), list(notes))
     if not found:
         raise DataError(f"{path}: holds no images ({', '.join(IMAGE_SUFFIXES)})")
 
@@ -104,13 +110,15 @@ def _image_files(path: Path) -> Iterator[Path]:
 
 
 def _array_chunks(path: Path, card: Card, batch_size: int) -> Iterator[Chunk]:
-    first = 0
     with _array_stream(path) as (stream, shape, dtype):
-        for x in _array_batches(path, stream, shape, dtype, batch_size):
-            prepared = _prepared(x, card, path)
-            names = [str(first + row) for row in range(len(x))]
-            first += len(x)
-            yield Chunk(names, prepared, [""] * len(x))
+        num_rows, num_bytes = shape[0], int(np.prod(shape[1:])) * dtype.itemsize
+        for first in range(0, num_rows, batch_size):
+            rows = range(first, min(first + batch_size, num_rows))
+            data = stream.read(len(rows) * num_bytes)
+            if len(data) < len(rows) * num_bytes:
+                raise DataError(f"{path}: x ends early; write the file again with numpy.savez")
+            x = np.frombuffer(data, dtype).reshape(len(rows), *shape[1:])
+            yield Chunk([*map(str, rows)], _prepared(x, card, path), [""] * len(rows))
 
 
 @contextmanager
@@ -148,37 +156,22 @@ def _array_header(path: Path, stream: IO[bytes]) -> tuple[tuple[int, ...], np.dt
     return shape, dtype
 
 
-def _array_batches(
-    path: Path, stream: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any], batch_size: int
-) -> Iterator[NDArray[Any]]:
-    num_rows, row = shape[0], int(np.prod(shape[1:])) * dtype.itemsize
-    for first in range(0, num_rows, batch_size):
-        size = min(batch_size, num_rows - first)
-        data = stream.read(size * row)
-        if len(data) < size * row:
-            raise DataError(f"{path}: x ends early; write the file again with numpy.savez")
-        yield np.frombuffer(data, dtype).reshape(size, *shape[1:])
-
-
 def _prepared(x: NDArray[Any], card: Card, path: Path) -> Floats:
     """Bytes and table rows are normalised; floating-point images are taken as they are."""
     normalisation = card.normalisation
-    if x.dtype == np.uint8 and len(card.input_shape) == 3:
+    images = x.dtype == np.uint8 and len(card.input_shape) == 3
+    if images:
         x = np.moveaxis(x[..., None] if x.ndim == 3 else x, -1, 1)
-        _check_shape(x, card, path)
-        return _image_normalisation(path, card)(x)
-    _check_shape(x, card, path)
-    if normalisation is not None and normalisation.kind == "table":
-        return normalisation(x)
-    with np.errstate(over="ignore"):
-        return x.astype(np.float32)
-
-
-def _check_shape(x: NDArray[Any], card: Card, path: Path) -> None:
     if x.shape[1:] != card.input_shape:
         raise DataError(
             f"{path}: inputs of shape {x.shape[1:]}, but the model reads {card.input_shape}"
         )
+    if images:
+        return _image_normalisation(path, card)(x)
+    if normalisation is not None and normalisation.kind == "table":
+        return normalisation(x)
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32)
 
 
 def _table_chunks(path: Path, card: Card, batch_size: int) -> Iterator[Chunk]:
@@ -188,9 +181,9 @@ def _table_chunks(path: Path, card: Card, batch_size: int) -> Iterator[Chunk]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             filled = (line for line in csv.reader(file) if line)
-            places, width, lines = _places(filled, card, path)
+            indices, width, lines = _columns(filled, card, path)
             for batch in _batches(lines, batch_size):
-                rows = [_numbers(line, places, width) for line in batch]
+                rows = [_numbers(line, indices, width) for line in batch]
                 x = np.array([numbers for numbers, _ in rows], np.float64)
                 names = [str(first + row) for row in range(len(rows))]
                 first += len(rows)
@@ -203,14 +196,13 @@ def _table_chunks(path: Path, card: Card, batch_size: int) -> Iterator[Chunk]:
         raise DataError(f"{path}: holds no rows")
 
 
-def _places(
+def _columns(
     lines: Iterator[list[str]], card: Card, path: Path
 ) -> tuple[list[int], int, Iterator[list[str]]]:
-    """Where in a line the model's columns are, how many cells it has, and the lines of values.
+    """The indices of the model's columns, the number of cells in a line, and the lines of values.
 
-    A model that knows the names of its columns needs a first line that names them, in any order
-    and among others. One that does not reads all columns; a first line without any number names
-    them.
+    If the model knows the names of its columns, the first line must contain them, in any order
+    and among others. Otherwise all columns are read, and a first line without numbers is skipped.
     """
     first = [cell.strip() for cell in next(lines, [])]
     width = len(first)
@@ -224,32 +216,22 @@ def _places(
         return [first.index(name) for name in columns], width, lines
     if width != card.input_shape[0]:
         raise DataError(f"{path}: {width} columns, but the model reads {card.input_shape[0]}")
-    # One bad cell does not make a header of a row of numbers.
-    named = all(_numbers([cell], [0], 1)[1] for cell in first)
-    return list(range(width)), width, lines if named else _chained(first, lines)
+    # One bad cell does not make a row of numbers a header.
+    header = all(_numbers([cell], [0], 1)[1] for cell in first)
+    return list(range(width)), width, lines if header else chain([first], lines)
 
 
-def _chained(first: list[str], lines: Iterator[list[str]]) -> Iterator[list[str]]:
-    yield first
-    yield from lines
-
-
-def _numbers(line: Sequence[str], places: Sequence[int], width: int) -> tuple[list[float], str]:
-    """The numbers at these places of a line of `width` cells, or NaN and a note."""
+def _numbers(line: Sequence[str], indices: Sequence[int], width: int) -> tuple[list[float], str]:
+    """The numbers at some indices of a line of `width` cells, or NaN and a note."""
     note = "too many cells"
     if len(line) <= width:
         try:
-            return [float(line[place]) for place in places], ""
+            return [float(line[index]) for index in indices], ""
         except (ValueError, IndexError) as error:
             note = "too few cells" if isinstance(error, IndexError) else str(error)
-    return [float("nan")] * len(places), note
+    return [float("nan")] * len(indices), note
 
 
 def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
     while batch := list(islice(items, size)):
         yield batch
-
-
-def _shown(name: str) -> str:
-    """A file name as text that every format can hold."""
-    return os.fsencode(name).decode("utf-8", "replace")

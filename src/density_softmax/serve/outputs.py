@@ -1,4 +1,4 @@
-"""Where predictions go: CSV, JSON lines or Parquet, written as they come."""
+"""Writes predictions as CSV, JSON lines or Parquet, batch by batch."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import csv
 import json
 import math
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, final
+from typing import IO, Any, Literal, NamedTuple
 
 from density_softmax.errors import UserError
 from density_softmax.files import replacing
-
-__all__ = ["Flag", "Record", "Writer", "open_output"]
 
 Flag = Literal["in", "out", "bad", ""]
 
@@ -43,105 +40,87 @@ class Record(NamedTuple):
     note: str
 
 
-class Writer(ABC):
-    """Takes records as they come."""
-
-    @abstractmethod
-    def write(self, records: Sequence[Record]) -> None:
-        """Some more records."""
-
-
-@final
-class CsvWriter(Writer):
-    """A line of names, then a line per record."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self._writer = csv.writer(file, lineterminator="\n")
-        self._writer.writerow(Record._fields)
-
-    def write(self, records: Sequence[Record]) -> None:
-        """One line each."""
-        self._writer.writerows(records)
-
-
-@final
-class JsonWriter(Writer):
-    """A JSON object per line; an infinite uncertainty, which JSON cannot express, is null."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-
-    def write(self, records: Sequence[Record]) -> None:
-        """One line each."""
-        for record in records:
-            values = {k: _json_value(v) for k, v in record._asdict().items()}
-            self._file.write(json.dumps(values, ensure_ascii=False) + "\n")
-
-
-@final
-class ParquetWriter(Writer):
-    """A Parquet file with a row group per batch."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ModuleNotFoundError:
-            raise UserError(
-                "Parquet needs pyarrow: pip install pyarrow, or write .csv or .jsonl"
-            ) from None
-        self._arrow = pyarrow
-        types = {str: pyarrow.string(), float: pyarrow.float64()}
-        kinds = (str, str, float, float, float, str, str)
-        columns = [(k, types[t]) for k, t in zip(Record._fields, kinds, strict=True)]
-        self._schema = pyarrow.schema(columns)
-        self._writer = parquet.ParquetWriter(path, self._schema)
-
-    def write(self, records: Sequence[Record]) -> None:
-        """One row each."""
-        rows = [record._asdict() for record in records]
-        self._writer.write_table(self._arrow.Table.from_pylist(rows, schema=self._schema))
-
-    def close(self) -> None:
-        """Write the footer."""
-        self._writer.close()
+Write = Callable[[Sequence[Record]], object]
 
 
 @contextmanager
-def open_output(path: Path | None) -> Iterator[Writer]:
-    """A writer in the format of the file's name; None is CSV to the standard output.
+def open_output(path: Path | None) -> Iterator[Write]:
+    """Write records atomically, in the format that the file's name asks for.
 
-    A file takes its name when it is complete: an old one stays until then, and no half remains.
+    Args:
+        path: ends in .csv, .jsonl or .parquet; None is CSV to the standard output.
+
+    Yields:
+        A function that writes some more records.
     """
     if path is None:
-        yield CsvWriter(sys.stdout)
+        yield _csv_lines(sys.stdout)
         return
     if path.suffix not in (".csv", ".jsonl", ".parquet"):
         raise UserError(f"--out {path}: choose a name that ends in .csv, .jsonl or .parquet")
     if path.is_dir():
         raise UserError(f"--out {path}: is a folder; choose the name of a file")
     try:
-        with replacing(path) as part, _writer(part, path.suffix) as writer:
-            yield writer
-    # Inputs that cannot be read are DataErrors: what remains is about the output.
+        with replacing(path) as part, _opened(part, path.suffix) as write:
+            yield write
+    # Inputs that cannot be read are DataErrors: any other is about the output.
     except OSError as error:
         raise UserError(
-            f"--out {path}: cannot be written ({error}); free some space or choose another place"
+            f"--out {path}: cannot be written ({error}); free some space or choose another folder"
         ) from None
 
 
 @contextmanager
-def _writer(part: Path, suffix: str) -> Iterator[Writer]:
+def _opened(part: Path, suffix: str) -> Iterator[Write]:
     if suffix == ".parquet":
-        parquet = ParquetWriter(part)
-        try:
-            yield parquet
-        finally:
-            parquet.close()
+        with _parquet_file(part) as write:
+            yield write
         return
     with part.open("w", encoding="utf-8", newline="") as file:
-        yield CsvWriter(file) if suffix == ".csv" else JsonWriter(file)
+        yield _csv_lines(file) if suffix == ".csv" else _json_lines(file)
+
+
+def _csv_lines(file: IO[str]) -> Write:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(Record._fields)
+    return writer.writerows
+
+
+def _json_lines(file: IO[str]) -> Write:
+    """A JSON object per line; an infinite uncertainty, which JSON cannot express, is null."""
+
+    def line(record: Record) -> str:
+        values = {name: _json_value(value) for name, value in record._asdict().items()}
+        return json.dumps(values, ensure_ascii=False) + "\n"
+
+    return lambda records: file.writelines(map(line, records))
 
 
 def _json_value(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def _parquet_file(path: Path) -> Iterator[Write]:
+    """A Parquet file with a row group per batch."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise UserError(
+            "Parquet needs pyarrow: pip install pyarrow, or write .csv or .jsonl"
+        ) from None
+    numbers = ("confidence", "aleatoric", "epistemic")
+    schema = pyarrow.schema(
+        {
+            name: pyarrow.float64() if name in numbers else pyarrow.string()
+            for name in Record._fields
+        }
+    )
+    with parquet.ParquetWriter(path, schema) as writer:
+
+        def write(records: Sequence[Record]) -> None:
+            rows = [record._asdict() for record in records]
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
+
+        yield write

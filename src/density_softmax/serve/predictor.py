@@ -1,9 +1,8 @@
-"""Serving an exported model with onnxruntime and numpy, and nothing else."""
+"""Serves an exported model with onnxruntime and numpy alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -12,14 +11,11 @@ from numpy.typing import NDArray
 from density_softmax.errors import UserError
 from density_softmax.serve.card import Card
 
-__all__ = ["Answer", "Predictor", "onnx_session"]
-
 Floats = NDArray[np.float32]
 
+# Of the inputs that an exported graph may have.
 DTYPES = {
     "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
     "tensor(uint8)": np.uint8,
@@ -27,7 +23,7 @@ DTYPES = {
 
 
 class Answer(NamedTuple):
-    """What a model says about a batch, as arrays; the fields are those of `Prediction`."""
+    """A model's answer to a batch, as arrays; the fields are those of `Prediction`."""
 
     probs: Floats
     aleatoric: Floats
@@ -36,13 +32,11 @@ class Answer(NamedTuple):
 
 @final
 class Predictor:
-    """An exported model. It needs neither torch nor anything else that trains.
-
-    One predictor may be called from several threads at once.
+    """An exported model, which runs without torch. Several threads may call it at once.
 
     Args:
         path: an .onnx file that `density_softmax.export` wrote.
-        threads: CPU threads that one batch is spread over; 0 takes all.
+        threads: CPU threads per batch; 0 takes all.
     """
 
     def __init__(self, path: str | Path, threads: int = 0) -> None:
@@ -60,14 +54,17 @@ class Predictor:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """What the columns of `probs` mean."""
+        """The names of the columns of `probs`."""
         return self.card.class_names
 
     def predict(self, x: Any) -> Answer:
-        """Class probabilities and both parts of the uncertainty of a batch of prepared inputs.
+        """Class probabilities and both parts of the uncertainty, as `Method.predict` returns them.
 
-        What `Method.predict` says: a row with a NaN, an infinite or a far too large value has
-        uniform probabilities and infinite epistemic uncertainty, the others are served as usual.
+        A row with a NaN, an infinite or a far too large value gets uniform probabilities and
+        infinite epistemic uncertainty; the others are served as usual.
+
+        Args:
+            x: prepared inputs, (batch, *input shape).
         """
         batch = self._checked(np.asarray(x))
         if len(batch) == 0:
@@ -78,7 +75,8 @@ class Predictor:
     def prepare(self, raw: Any) -> Floats:
         """Raw inputs as the network reads them.
 
-        Images are bytes (batch, height, width, channels), tables numbers (batch, columns).
+        Args:
+            raw: bytes (batch, height, width, channels) of images, or numbers (batch, columns).
         """
         if self.card.normalisation is None:
             raise UserError(
@@ -92,9 +90,11 @@ class Predictor:
         return self.card.normalisation(raw)
 
     def unknown(self, answer: Answer, false_alarms: float = 0.05) -> NDArray[np.bool_]:
-        """Which inputs are unlike the training data, with this share of false alarms.
+        """Which inputs are unlike the training data, (batch,).
 
-        The threshold is the quantile of held-out data that was measured at export.
+        Args:
+            answer: of `predict`.
+            false_alarms: share of in-domain inputs that may be flagged: 0.01, 0.05 or 0.1.
         """
         threshold = self.card.threshold(false_alarms, str(self.path))
         if threshold is None:
@@ -102,7 +102,7 @@ class Predictor:
         return answer.epistemic > threshold
 
     def _channels_first(self, images: NDArray[Any]) -> NDArray[Any]:
-        """Bytes (batch, channels, height, width) from such with channels last, or grey ones."""
+        """Bytes (batch, channels, height, width) from channels last, or from grey images."""
         channels, *size = self.card.input_shape
         if channels == 1 and images.shape[1:] == (*size,):
             images = images[..., None]
@@ -126,23 +126,29 @@ class Predictor:
         self._check_shape(x)
         wanted = DTYPES[self._input.type]
         if x.dtype == np.uint8 and wanted != np.uint8:
-            raise UserError("inputs are bytes: turn them into what the network reads by prepare()")
+            raise UserError("inputs are bytes: pass them through prepare() first")
         with np.errstate(over="ignore", invalid="ignore"):  # the graph flags what is infinite
             found = x.astype(wanted, copy=False)
         if np.issubdtype(wanted, np.integer) and (found != x).any():
-            raise UserError(f"inputs of type {x.dtype}: {self.path} reads whole numbers")
+            raise UserError(f"inputs of type {x.dtype}: {self.path} reads integers")
         return found
 
 
 def onnx_session(
     model: Path | bytes, threads: int = 0, name: str = "the model", spinning: bool = True
 ) -> Any:
-    """A session of onnxruntime on the CPU; an error names the file.
+    """A session of onnxruntime on the CPU.
 
-    Its threads spin for some milliseconds after a batch, ready for the next one; without
-    `spinning` they leave the processor to others as soon as the answer is there.
+    Args:
+        model: an ONNX file, or its content.
+        threads: CPU threads per batch; 0 takes all.
+        name: of the model, for error messages.
+        spinning: keep idle threads busy for some milliseconds, ready for the next batch.
     """
-    onnxruntime = _onnxruntime()
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        raise UserError("serving needs onnxruntime: pip install 'density-softmax[onnx]'") from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors only
@@ -155,12 +161,3 @@ def onnx_session(
         raise UserError(
             f"{name}: truncated or not an ONNX model ({' '.join(str(error).split())}); export again"
         ) from None
-
-
-def _onnxruntime() -> ModuleType:
-    try:
-        import onnxruntime
-    except ModuleNotFoundError:
-        raise UserError("serving needs onnxruntime: pip install 'density-softmax[onnx]'") from None
-    module: ModuleType = onnxruntime
-    return module

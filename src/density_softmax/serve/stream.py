@@ -1,4 +1,4 @@
-"""From inputs to records, batch by batch: the memory needed does not grow with the input."""
+"""Predicts files batch by batch: the memory needed does not grow with the input."""
 
 from __future__ import annotations
 
@@ -18,29 +18,27 @@ from density_softmax.serve.inputs import Chunk, read_chunks
 from density_softmax.serve.outputs import Flag, Record, open_output
 from density_softmax.serve.predictor import Answer
 
-__all__ = ["Served", "Throughput", "predict_stream", "records"]
-
 
 class Served(Protocol):
-    """A model that answers: an exported one or that of a run."""
+    """A model that can be served: an exported file or a run."""
 
     @property
     def card(self) -> Card:
-        """What it says about itself."""
+        """Its description of itself."""
 
     def predict(self, x: NDArray[np.float32]) -> Answer:
         """Probabilities and uncertainties of a batch of prepared inputs."""
 
 
 class Throughput(NamedTuple):
-    """How many inputs were served in how many seconds, and how many of each flag."""
+    """Seconds spent so far, and how many inputs got each flag."""
 
     seconds: float
     flags: Counter[str]
 
     @property
     def inputs(self) -> int:
-        """How many were served."""
+        """Number of inputs."""
         return sum(self.flags.values())
 
     @property
@@ -59,34 +57,47 @@ def predict_stream(
     workers: int = 1,
     report: Callable[[Throughput], None] = lambda throughput: None,
 ) -> Throughput:
-    """Predict everything at `path` and write a record for each input; returns the throughput."""
+    """Predict all inputs at a path and write a record for each.
+
+    Args:
+        model: an exported model, or that of a run.
+        path: a folder of images, an image, an .npz or a .csv file.
+        out: the file to write; None is CSV to the standard output.
+        false_alarms: share of in-domain inputs that may be flagged as `out`.
+        batch_size: inputs in memory at a time.
+        workers: threads that decode images.
+        report: called after each batch.
+    """
     if out is not None and out.exists() and path.exists() and out.samefile(path):
         raise UserError(f"--out {out}: is the input, which it would replace; choose another name")
     threshold = model.card.threshold(false_alarms)
     chunks = read_chunks(path, model.card, batch_size, workers)
     flags: Counter[str] = Counter()
     began, found = perf_counter(), Throughput(0.0, flags)
-    with open_output(out) as writer:
-        for batch in records(model, chunks, threshold):
-            writer.write(batch)
+    with open_output(out) as write:
+        for batch in _records(model, chunks, threshold):
+            write(batch)
             flags.update(record.flag for record in batch)
             found = Throughput(perf_counter() - began, flags)
             report(found)
     return found
 
 
-def records(
+def _records(
     model: Served, chunks: Iterable[Chunk], threshold: float | None
 ) -> Iterator[list[Record]]:
     """The records of one batch after another."""
     for chunk in chunks:
-        answer = _answer(model, chunk.x)
-        yield [_record(model.card, chunk, answer, row, threshold) for row in range(len(chunk.x))]
+        readable = np.array([np.isfinite(x).all() for x in chunk.x], bool)
+        answer = _answer(model, chunk.x, readable)
+        yield [
+            _record(model.card, chunk, answer, row, bool(readable[row]), threshold)
+            for row in range(len(chunk.x))
+        ]
 
 
-def _answer(model: Served, x: NDArray[np.float32]) -> Answer:
-    """The answers to what could be read; of the rest a graph of whole numbers could say nothing."""
-    readable = np.isfinite(x).reshape(len(x), -1).all(axis=1)
+def _answer(model: Served, x: NDArray[np.float32], readable: NDArray[np.bool_]) -> Answer:
+    """The model's answers to readable rows; a graph that reads integers cannot be given NaN."""
     if readable.all():
         return model.predict(x)
     size, classes = len(x), len(model.card.class_names)
@@ -101,10 +112,11 @@ def _answer(model: Served, x: NDArray[np.float32]) -> Answer:
     return answer
 
 
-def _record(card: Card, chunk: Chunk, answer: Answer, row: int, threshold: float | None) -> Record:
+def _record(
+    card: Card, chunk: Chunk, answer: Answer, row: int, readable: bool, threshold: float | None
+) -> Record:
     probs, epistemic = answer.probs[row], float(answer.epistemic[row])
-    readable = bool(np.isfinite(chunk.x[row]).all())
-    flag, note = _judged(readable, epistemic, threshold)
+    flag, note = _flag(readable, epistemic, threshold)
     return Record(
         input=chunk.names[row],
         label=card.class_names[int(probs.argmax())] if readable else "",
@@ -116,8 +128,8 @@ def _record(card: Card, chunk: Chunk, answer: Answer, row: int, threshold: float
     )
 
 
-def _judged(readable: bool, epistemic: float, threshold: float | None) -> tuple[Flag, str]:
-    """The flag of an input, and a note where it is not a matter of the threshold."""
+def _flag(readable: bool, epistemic: float, threshold: float | None) -> tuple[Flag, str]:
+    """The flag of an input, and a note unless the threshold alone decides."""
     if not readable:
         return "bad", "not finite"
     if epistemic == math.inf:

@@ -61,22 +61,6 @@ def constrain(
     return replace_layers(network, rule)
 
 
-def fold(network: nn.Module) -> list[str]:
-    """Replace bounded layers by plain ones of the same function in evaluation mode.
-
-    Args:
-        network: changed in place.
-
-    Returns:
-        The names of the replaced layers.
-    """
-
-    def rule(name: str, layer: nn.Module) -> nn.Module | None:
-        return layer.folded() if isinstance(layer, (Spectral, SpectralBatchNorm)) else None
-
-    return replace_layers(network, rule)
-
-
 class Spectral(nn.Module, ABC):
     """A layer x ↦ A x + b with W · min(1, c / ‖A‖) in place of its weight W (Miyato et al. 2018).
 
@@ -92,7 +76,6 @@ class Spectral(nn.Module, ABC):
         num_iterations: power iterations per training step.
     """
 
-    plain: ClassVar[type[nn.Module]]
     settings: ClassVar[tuple[str, ...]]
     weight: Tensor
     v: Tensor
@@ -101,7 +84,8 @@ class Spectral(nn.Module, ABC):
     def __init__(
         self, layer: Any, bound: float, shape: tuple[int, ...], num_iterations: int = 1
     ) -> None:
-        super().__init__(**self._settings(layer))
+        # Without memory for a weight of its own.
+        super().__init__(device="meta", **{name: getattr(layer, name) for name in self.settings})
         self.weight, self.bias, self.training = layer.weight, layer.bias, layer.training
         self.bound, self.num_iterations = bound, num_iterations
         v = torch.randn(1, *shape, device=self.weight.device, dtype=self.weight.dtype)
@@ -134,19 +118,6 @@ class Spectral(nn.Module, ABC):
         if not mode:
             self.norm.copy_(self._measured())
         return self
-
-    def folded(self) -> nn.Module:
-        """A plain layer with the bounded weight."""
-        layer = self.plain(**self._settings(self))
-        weight = self.weight.detach() / (self._measured() / self.bound).clamp_min(1)
-        layer.weight, layer.training = nn.Parameter(weight), self.training
-        layer.register_parameter("bias", cast("nn.Parameter | None", self.bias))
-        return layer
-
-    @classmethod
-    def _settings(cls, layer: nn.Module) -> dict[str, Any]:
-        """The arguments that construct a layer of the same shape, without memory for its weight."""
-        return {"device": "meta", **{name: getattr(layer, name) for name in cls.settings}}
 
     def _image(self, v: Tensor) -> Tensor:
         """A v."""
@@ -185,7 +156,7 @@ class Spectral(nn.Module, ABC):
 class SpectralLinear(Spectral, nn.Linear):
     """A linear layer with ‖W‖ ≤ c."""
 
-    plain, settings = nn.Linear, ("in_features", "out_features")
+    settings = ("in_features", "out_features")
 
     def affine(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """W x + b."""
@@ -200,7 +171,6 @@ class SpectralConv2d(Spectral, nn.Conv2d):
     factor of up to the root of the kernel's area.
     """
 
-    plain = nn.Conv2d
     settings = (
         *("in_channels", "out_channels", "kernel_size", "stride"),
         *("padding", "dilation", "groups", "padding_mode"),
@@ -224,8 +194,6 @@ class SpectralBatchNorm(_BatchNorm):
         bound: c.
     """
 
-    plain: type[_BatchNorm]
-
     def __init__(self, layer: _BatchNorm, bound: float) -> None:
         if layer.running_var is None or layer.momentum is None:
             raise UserError(
@@ -233,7 +201,6 @@ class SpectralBatchNorm(_BatchNorm):
                 "set track_running_stats=True and a momentum"
             )
         super().__init__(layer.num_features, layer.eps, layer.momentum, layer.affine, device="meta")
-        self.plain = layer.plain if isinstance(layer, SpectralBatchNorm) else type(layer)
         self.bound = bound
         self.training = layer.training
         _share(layer, self)
@@ -252,16 +219,6 @@ class SpectralBatchNorm(_BatchNorm):
         deviation = (cast(Tensor, self.running_var) + self.eps).sqrt()
         weight = self.weight if self.affine else torch.ones_like(deviation)
         return weight / ((weight / deviation).abs().amax() / self.bound).clamp_min(1)
-
-    def folded(self) -> _BatchNorm:
-        """A plain batch norm."""
-        layer = self.plain(self.num_features, self.eps, self.momentum, device="meta")
-        layer.training = self.training
-        _share(self, layer)
-        layer.weight = nn.Parameter(self.bounded_weight().detach())
-        if not self.affine:
-            layer.bias = nn.Parameter(torch.zeros_like(layer.weight))
-        return layer
 
 
 @torch.no_grad()
