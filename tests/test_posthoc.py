@@ -171,9 +171,9 @@ def attach_with_head(model, head):
 @pytest.mark.parametrize(
     ("after", "head", "difference"),
     [
-        (nn.Identity(), "middle", "it orders the classes otherwise"),
-        (Negated(), "fc", "it orders the classes otherwise"),
-        (nn.Sequential(Negated(), Output()), "fc", "it orders the classes otherwise"),
+        (nn.Identity(), "middle", "its outputs rank the classes differently"),
+        (Negated(), "fc", "its outputs rank the classes differently"),
+        (nn.Sequential(Negated(), Output()), "fc", "its outputs rank the classes differently"),
         (nn.Identity(), "hidden.0", r"that gives shape \(1, 16\), the model \(1, 3\)"),
     ],
     ids=["wrong layer", "negated", "negated logits", "wrong shape"],

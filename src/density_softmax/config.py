@@ -173,7 +173,7 @@ def from_dict(cls: type[C], values: Mapping[str, Any], path: str = "") -> C:
         if field.name not in values and not _has_default(field):
             raise ConfigError(
                 f"{path or target.__name__}: missing '{field.name}'; "
-                f"set {_join(path, field.name)}=value, too"
+                f"set {_join(path, field.name)}=value as well"
             )
     built = {name: _build(hints[name], value, _join(path, name)) for name, value in values.items()}
     return typing.cast(C, target(**built))
@@ -284,7 +284,7 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
 
 
 def _without_defaults(value: Any) -> Any:
-    """As JSON values, of configs only what is not their default: the rest goes without saying."""
+    """A value as JSON; configs without the entries that have their default."""
     if not dataclasses.is_dataclass(value):
         return plain(value)
     result: dict[str, Any] = {"kind": value.kind} if isinstance(value, Family) else {}

@@ -35,7 +35,7 @@ def attach(
 
     One pass over the training data gives all features; the density is fitted to them, and the
     scale and the temperature to the calibration data. The model's own weights stay as they are
-    unless `config.head` asks for the head stage; without it the predicted classes stay, too. It
+    unless `config.head` asks for the head stage; without it the predicted classes stay as well. It
     is put into evaluation mode.
 
     Args:
@@ -45,8 +45,8 @@ def attach(
         calibration: in-domain data that it was not trained on, in the same form.
         layers: names of shallow layers for a density to read, e.g. ["layer1", "layer2"]. They
             see corruptions that the last features hide; those have a density of their own, and
-            the classifier's energy is added: both see foreign classes. Without any layer, the
-            density of the last features is all.
+            the classifier's energy is added: both see OOD classes. If no layers are given, only the
+            last features are used.
         config: everything in detail, `layers` included: density, scale, head stage. Its
             `representation` is None: encoder and head are trained.
         seed: decides every random draw.
@@ -115,7 +115,7 @@ def _check_linear(encoder: Headless, z: Tensor, logits: Any) -> None:
 
 
 def _check_head(encoder: Headless, logits: Tensor, answer: Any) -> None:
-    """Refuse a head whose outputs order the classes otherwise than what the model returns.
+    """Refuse a head whose outputs rank the classes differently from the model's.
 
     A softmax or a temperature behind the head changes no order. Of models that do not return a
     tensor, `logits` is compared, if there is such a thing.
@@ -127,7 +127,7 @@ def _check_head(encoder: Headless, logits: Tensor, answer: Any) -> None:
     if answer.shape != logits.shape:
         difference = f"that gives shape {tuple(logits.shape)}, the model {tuple(answer.shape)}"
     elif (_in_order_of(logits, answer).diff() < -1e-5 * answer.abs().max()).any():
-        difference = "it orders the classes otherwise"
+        difference = "its outputs rank the classes differently from the model's"
     if difference:
         linear = [n for n, m in encoder.model.named_modules() if isinstance(m, nn.Linear)]
         raise UserError(

@@ -34,7 +34,7 @@ class Prediction(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One reported figure. Every number the software shows is one of these."""
+    """One reported number: every result that the software shows is one of these."""
 
     recipe: str
     method: str

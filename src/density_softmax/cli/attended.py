@@ -1,7 +1,7 @@
 """`python -m density_softmax.cli.attended ...`: the command line, until its standard input ends.
 
-Whoever starts a command so, and holds the other end of its input, cannot leave it behind: not
-even if killed. A grid starts its cells so.
+A process that starts a command this way and holds the other end of its input never leaves it
+behind, even if it is killed. A grid starts its cells this way.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ Root = Annotated[
 def list_(root: Root = None) -> None:
     """Show the sets known by name: where they are from, their size, their terms, and if here.
 
-    Wherever a set is named, the path of an .npz file or of an image folder will do, too.
+    Wherever a set is named, the path of an .npz file or of an image folder works as well.
     """
     from density_softmax.data.catalog import CATALOG
     from density_softmax.data.readers import data_root

@@ -186,7 +186,7 @@ _AGAIN = "delete the run's directory and train again"
 
 
 def read_progress(directory: Path) -> Checkpoints:
-    """The checkpoints that a directory holds, whoever's they are.
+    """The checkpoints that a directory holds, of any run.
 
     Args:
         directory: of a run.

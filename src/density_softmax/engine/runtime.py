@@ -183,7 +183,7 @@ class PeakMemory:
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions and hardware, for whoever wants to repeat a run."""
+    """Versions and hardware, to repeat a run by."""
     return {
         "density-softmax": __version__,
         "python": platform.python_version(),

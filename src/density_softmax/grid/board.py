@@ -120,7 +120,7 @@ class Board:
 
 
 class Watcher(Protocol):
-    """Whoever wants to see a grid change."""
+    """Shows a grid while it changes."""
 
     def look(self, board: Board, changed: Sequence[Entry]) -> None:
         """See the board, and which entries have another state since the last look."""

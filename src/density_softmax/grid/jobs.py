@@ -70,8 +70,8 @@ def run_job(
 ) -> Outcome:
     """Run a job to its end, whatever that is.
 
-    The process stops when its standard input ends, and that is when this one does: a job never
-    outlives whoever waits for it, even one that was killed.
+    The process stops when its standard input ends, which happens when this process ends: a job
+    never outlives the process that waits for it, even if that one is killed.
 
     Args:
         job: the command.

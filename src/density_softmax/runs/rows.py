@@ -1,4 +1,4 @@
-"""Rows on disk: every figure the software reports, in one CSV format."""
+"""Rows on disk: every number that is reported, in one CSV format."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class Run:
         return self.members[number]
 
     def build(self, task: Task | None = None) -> Method:
-        """Its method, untrained; the seed decides the first weights. A task spares the data."""
+        """Its method, untrained; the seed decides the first weights. Pass `task` to skip the data."""
         task = task or self.data.task
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -166,7 +166,7 @@ class Run:
             return self.recipe.method.build(encoder, task.num_classes, example)
 
     def load(self, task: Task | None = None) -> Method:
-        """Its trained method, in evaluation mode. A task spares the data."""
+        """Its trained method, in evaluation mode. Pass `task` to skip loading the data."""
         method = self.build(task)
         self._restore(method)
         return method.eval()
@@ -261,7 +261,7 @@ class Run:
         return Prediction(**tensors), labels
 
     def epistemic(self, split: str) -> Tensor:
-        """The epistemic uncertainty of a split alone: probabilities may be a thousand times it."""
+        """The epistemic uncertainty of a split, without its probabilities, which may be large."""
         tensors, _ = load_tensors(self._file("predictions", split), names=("epistemic",))
         return tensors["epistemic"]
 
@@ -311,7 +311,7 @@ class Run:
 
 
 def variant_text(variant: Mapping[str, Any]) -> str:
-    """A variant as rows and tables print it: the leading `method.` goes without saying.
+    """A variant as rows and tables print it, without the leading `method.`.
 
     Args:
         variant: JSON values by path; without any it is the `default`.
