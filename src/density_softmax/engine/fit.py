@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,13 +130,16 @@ def _run_stages(
             _finish_stage(setting, number, stage, sources, cache)
             continue
         digest = shared.digest(method, setting.seed, number, stage)
-        with shared.reserved(fabric, digest):
-            if not shared.take_over(fabric, digest, stage, method, checkpoints):
-                _finish_stage(setting, number, stage, sources, cache)
-                if checkpoints.writer and checkpoints.directory is not None:
-                    shared.add(digest, checkpoints.directory, stage)
-            elif _trains_encoder(stage):
-                cache.clear()
+        note = partial(_note, setting, stage)
+        with shared.reserved(fabric, digest, partial(note, "another run trains it: waiting")):
+            if shared.take_over(fabric, digest, stage, method, checkpoints):
+                note(f"taken over from {checkpoints.finished[-1].taken_from}")
+                if _trains_encoder(stage):
+                    cache.clear()
+                continue
+            _finish_stage(setting, number, stage, sources, cache)
+            if checkpoints.writer and checkpoints.directory is not None:
+                shared.add(digest, checkpoints.directory, stage)
     cache.clear()
 
 
@@ -148,6 +152,10 @@ def _finish_stage(
     peak = memory.megabytes()
     setting.fabric.barrier()
     setting.checkpoints.finish(setting.method, stage.name, seconds, peak)
+
+
+def _note(setting: Setting, stage: Stage, text: str) -> None:
+    setting.bars.add(stage.name, 1, 1).note(text)
 
 
 def _trains_encoder(stage: Stage) -> bool:

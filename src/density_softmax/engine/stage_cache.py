@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -77,17 +77,22 @@ class StageCache:
         return digest.hexdigest()
 
     @contextmanager
-    def reserved(self, fabric: Fabric, digest: str) -> Iterator[None]:
+    def reserved(
+        self, fabric: Fabric, digest: str, waiting: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
         """Inside, no other run trains this stage; a run that does is waited for.
 
         Args:
             fabric: the processes of this run, the first of which holds the lock.
             digest: of the stage.
+            waiting: called once if there is a run to wait for.
         """
         lock = self._open(digest) if fabric.is_global_zero else None
         try:
-            while not fabric.broadcast(lock is None or _is_locked_by_us(lock)):
-                time.sleep(PATIENCE)
+            if not fabric.broadcast(lock is None or _is_locked_by_us(lock)):
+                waiting()
+                while not fabric.broadcast(lock is None or _is_locked_by_us(lock)):
+                    time.sleep(PATIENCE)
             yield
         finally:
             if lock is not None:

@@ -157,7 +157,7 @@ class Run:
         return self.members[number]
 
     def build(self, task: Task | None = None) -> Method:
-        """Its method, untrained; the seed decides the first weights. Pass `task` to skip the data."""
+        """Its method with the first weights of its seed. Pass `task` to skip loading the data."""
         task = task or self.data.task
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
