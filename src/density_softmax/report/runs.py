@@ -1,100 +1,110 @@
-"""The runs that a report is about: found on disk, in order, with the commands that made them."""
+"""Runs on disk: found, read and ordered, with the commands that repeat them."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from density_softmax.config import differences, from_dict, without_places
 from density_softmax.errors import UserError
-from density_softmax.report.names import (
-    changed_part,
-    line_name,
-    line_order,
-    setting_name,
-    split_variant,
-    variant_of_data,
-    variant_of_line,
-)
+from density_softmax.recipes import Recipe, get_recipe
+from density_softmax.report.names import method_order
 from density_softmax.runs.run import RunDirectory
-from density_softmax.types import Row
+from density_softmax.types import Prediction, Row
 
-__all__ = [
-    "LeftOut",
-    "Run",
-    "Runs",
-    "by_setting",
-    "find_runs",
-    "first_seeds",
-    "rows_of",
-    "seeds_of",
-]
-
-# Of a recipe, beside its method, whose name a variant leaves out.
-OTHER_PARTS = ("data", "data_seed", "encoder", "engine")
+__all__ = ["LeftOut", "Run", "Runs", "change_text", "find_runs"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory and what its recipe.json says it is."""
+    """A recipe and a seed, and the directory with what came of them.
+
+    Attributes:
+        path: the run directory.
+        recipe: what was run.
+        seed: of everything but the data, if the recipe has a seed for these.
+        variant: by path, such as `method.scale`, what was changed in the recipe of this name.
+    """
 
     path: Path
-    recipe: Mapping[str, Any]
-    variant: str
+    recipe: Recipe
     seed: int
+    variant: Mapping[str, Any]
+
+    @classmethod
+    def at(cls, path: Path) -> Run:
+        """The run in a directory."""
+        identity = RunDirectory(path).identity()
+        try:
+            recipe = from_dict(Recipe, identity["recipe"])
+            return cls(path, recipe, int(identity["seed"]), _variant(identity["variant"], recipe))
+        except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
+            raise UserError(
+                f"{path / 'recipe.json'}: does not describe a run ({error}); "
+                "delete it or name other runs"
+            ) from None
 
     @property
-    def directory(self) -> RunDirectory:
-        """Access to its files."""
-        return RunDirectory(self.path)
+    def name(self) -> str:
+        """The name of its recipe."""
+        return self.recipe.name
 
     @property
-    def method(self) -> str:
+    def kind(self) -> str:
         """The registry key of its method."""
-        return str(self.recipe["method"]["kind"])
+        return self.recipe.method.kind
 
     @property
-    def data(self) -> Mapping[str, Any]:
-        """Its data config as plain values."""
-        return self.recipe["data"]
+    def variant_text(self) -> str:
+        """Its changes as a row has them, `default` if there are none."""
+        return ", ".join(change_text(*change) for change in self.variant.items()) or "default"
 
     @property
     def data_seed(self) -> int:
         """The seed that decided its data."""
-        own = self.recipe.get("data_seed")
-        return self.seed if own is None else int(own)
+        return self.recipe.resolved_data_seed(self.seed)
 
     @property
     def key(self) -> tuple[str, str, str, int]:
         """What its rows begin with."""
-        return str(self.recipe["name"]), self.method, self.variant, self.seed
+        return self.name, self.kind, self.variant_text, self.seed
 
-    @property
-    def label(self) -> str:
-        """Its name among runs on the same data."""
-        return line_name(self.method, variant_of_line(self.variant))
-
-    @property
-    def setting(self) -> str:
-        """The name of its recipe and data: figures compare runs that have it in common."""
-        return setting_name(self.key[0], variant_of_data(self.variant))
-
-    @property
-    def command(self) -> str:
-        """The command line that repeats it."""
-        words = ["density-softmax", "train", self.key[0], "--method", self.method]
+    def command(self) -> list[str]:
+        """The words of the command that repeats it."""
+        words = ["density-softmax", "train", self.name, "--method", self.kind]
         words += ["--seed", str(self.seed)]
-        for assignment in split_variant(self.variant):
-            elsewhere = changed_part(assignment) in OTHER_PARTS
-            words += ["--set", assignment if elsewhere else f"method.{assignment}"]
-        return shlex.join(words)
+        for path, value in self.variant.items():
+            words += ["--set", f"{path}={_text(value)}"]
+        return words
 
-    def predicted(self, split: str) -> bool:
+    def rows(self) -> list[Row]:
+        """Its results."""
+        return RunDirectory(self.path).rows()
+
+    def environment(self) -> dict[str, Any]:
+        """Versions and hardware at the time of the run."""
+        return RunDirectory(self.path).environment()
+
+    def has_prediction(self, split: str) -> bool:
         """Whether its predictions of a split were kept."""
         return (self.path / "predictions" / f"{split}.safetensors").is_file()
+
+    def prediction(self, split: str) -> tuple[Prediction, Tensor]:
+        """What was predicted for a split, and its labels."""
+        return RunDirectory(self.path).prediction(split)
+
+    def epistemic(self, split: str) -> Tensor:
+        """The epistemic uncertainty of a split, without its probabilities."""
+        return RunDirectory(self.path).epistemic(split)
+
+    def features(self, split: str) -> tuple[Tensor, Tensor]:
+        """The features that were kept of a split, and their labels."""
+        return RunDirectory(self.path).features(split)
 
 
 @dataclass(frozen=True)
@@ -112,18 +122,17 @@ class Runs:
     finished: tuple[Run, ...]
     left_out: tuple[LeftOut, ...]
 
-    def rows(self) -> list[Row]:
-        """The rows of all finished runs."""
-        return rows_of(self.finished)
-
 
 def find_runs(paths: Sequence[Path]) -> Runs:
-    """The runs at or below the paths; a path without any raises."""
+    """The runs at or below the paths; a path without any raises.
+
+    Args:
+        paths: run directories, or folders that hold some.
+    """
     places = {file.parent.resolve(): file.parent for path in paths for file in _recipes(path)}
-    found = sorted((_read(place) for place in places.values()), key=_order)
     finished: dict[tuple[str, str, str, int], Run] = {}
     left_out = []
-    for run in found:
+    for run in sorted(map(Run.at, places.values()), key=_order):
         if not (run.path / "rows.csv").is_file():
             left_out.append(LeftOut(run, "unfinished: it has no rows.csv"))
         elif run.key in finished:
@@ -133,35 +142,34 @@ def find_runs(paths: Sequence[Path]) -> Runs:
     return Runs(tuple(finished.values()), tuple(left_out))
 
 
-def rows_of(runs: Sequence[Run]) -> list[Row]:
-    """The rows of these runs, in their order."""
-    return [row for run in runs for row in run.directory.rows()]
+def change_text(path: str, value: Any) -> str:
+    """A change as people read it: the leading `method.` goes without saying.
 
-
-def seeds_of(runs: Sequence[Run]) -> str:
-    """The seeds of these runs, as a sentence of a caption."""
-    seeds = sorted({run.seed for run in runs})
-    return f"Seed{'s' if seeds[1:] else ''} {', '.join(map(str, seeds))}."
-
-
-def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs that can be compared, by the name of their setting."""
-    settings: dict[str, list[Run]] = {}
-    for run in runs:
-        settings.setdefault(run.setting, []).append(run)
-    return settings
-
-
-def first_seeds(runs: Sequence[Run], split: str | None = None) -> list[Run]:
-    """The run with the lowest seed of each recipe, method and variant.
-
-    With a split, of those runs that kept their predictions of it.
+    Args:
+        path: what was changed, such as `method.scale`.
+        value: to which JSON value.
     """
-    chosen: dict[tuple[str, ...], Run] = {}
-    for run in (run for run in runs if split is None or run.predicted(split)):
-        best = chosen.setdefault(run.key[:3], run)
-        chosen[run.key[:3]] = min(best, run, key=lambda each: each.seed)
-    return list(chosen.values())
+    return f"{path.removeprefix('method.')}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _variant(stored: Any, recipe: Recipe) -> dict[str, Any]:
+    """The changes as a mapping; a text that an older version stored is found again."""
+    if isinstance(stored, dict):
+        return stored
+    default = without_places(get_recipe(recipe.name, recipe.method.kind))
+    found = (change.partition("=") for change in differences(default, without_places(recipe)))
+    return {path: _parsed(text) for path, _, text in found}
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _recipes(path: Path) -> list[Path]:
@@ -178,17 +186,6 @@ def _recipes(path: Path) -> list[Path]:
     return [file for file in files if places.isdisjoint(file.parent.parents)]
 
 
-def _read(place: Path) -> Run:
-    identity = RunDirectory(place).identity()
-    try:
-        run = Run(place, identity["recipe"], str(identity["variant"]), int(identity["seed"]))
-        json.dumps([run.key, run.data])
-    except (KeyError, TypeError, ValueError):
-        raise UserError(
-            f"{place / 'recipe.json'}: does not describe a run; delete it or name other runs"
-        ) from None
-    return run
-
-
-def _order(run: Run) -> tuple[str, tuple[int, str, bool, str], int, str]:
-    return run.key[0], line_order(run.method, run.variant), run.seed, str(run.path)
+def _order(run: Run) -> tuple[str, tuple[int, str], bool, str, int, str]:
+    variant = run.variant_text
+    return run.name, method_order(run.kind), variant != "default", variant, run.seed, str(run.path)
