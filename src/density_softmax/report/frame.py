@@ -340,9 +340,8 @@ def with_shared_means(frame: pd.DataFrame) -> pd.DataFrame:
         kept = typed[typed["split"].isin(shared)]
         means = kept.groupby(["run", "metric"])["value"].mean().to_dict()
         # In another run a set of this name may have no types: its rows are no means.
-        replaced = set(zip(typed["run"], typed["metric"], strict=True))
-        keys = list(zip(frame["run"], frame["metric"], strict=True))
-        changed = (frame["split"] == data) & [key in replaced for key in keys]
+        keys = frame.set_index(["run", "metric"]).index
+        changed = (frame["split"] == data) & keys.isin(typed.set_index(["run", "metric"]).index)
         entries = zip(keys, frame["value"], changed, strict=True)
         frame = frame.assign(value=[means.get(k, v) if new else v for k, v, new in entries])
         frame = frame if shared else frame[~changed]
