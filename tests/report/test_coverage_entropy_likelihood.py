@@ -1,23 +1,25 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
+from comparison import frame, setting
 
 from density_softmax.metrics import aurc, entropy
-from density_softmax.report.coverage import coverage_figure, read_curve, write_coverage
-from density_softmax.report.entropies import entropy_figure, smooth_density, write_entropies
-from density_softmax.report.likelihoods import (
+from density_softmax.report.figures import coverage, entropies, likelihoods
+from density_softmax.report.figures.coverage import coverage_figure, curve_of
+from density_softmax.report.figures.entropies import entropy_figure, smooth_density
+from density_softmax.report.figures.likelihoods import (
     find_groups,
     likelihood_figure,
     log_densities,
-    write_likelihoods,
 )
+from density_softmax.report.frame import find_splits
 from density_softmax.report.runs import Run, find_runs
-from density_softmax.report.splits import find_splits
+from density_softmax.runs.run import RunDirectory
 
 MakeRun = Callable[..., Path]
 
@@ -29,16 +31,16 @@ def run(tmp_path: Path, make_images: MakeRun) -> Run:
 
 
 def test_the_area_under_a_risk_coverage_curve_is_aurc(run: Run) -> None:
-    curve = read_curve(run, "iid")
-    prediction, labels = run.directory.prediction("iid")
-    widths = torch.diff(curve.coverage, prepend=torch.zeros(1))
-    assert float((curve.risk * widths).sum()) == pytest.approx(aurc(prediction.probs, labels))
+    coverage, risk = curve_of(run, "iid")
+    prediction, labels = run.prediction("iid")
+    widths = torch.diff(coverage, prepend=torch.zeros(1))
+    assert float((risk * widths).sum()) == pytest.approx(aurc(prediction.probs, labels))
 
 
 def test_a_curve_ends_at_the_error_rate(run: Run) -> None:
     axes = coverage_figure([run], ["iid"]).axes[0]
     coverage, risk = axes.lines[0].get_data()
-    rows = {(row.split, row.metric): row.value for row in run.directory.rows()}
+    rows = {(row.split, row.metric): row.value for row in run.rows()}
     assert coverage[-1] == 1
     assert risk[-1] == pytest.approx(1 - rows["iid", "accuracy"])
 
@@ -67,7 +69,7 @@ def test_entropy_is_drawn_in_domain_shifted_and_outside(run: Run) -> None:
     for line, split in zip(axes.lines, shown, strict=True):
         places, density = line.get_data()
         mean = float(np.average(places, weights=density))
-        prediction, _ = run.directory.prediction(split)
+        prediction, _ = run.prediction(split)
         assert mean == pytest.approx(float(entropy(prediction.probs).mean()), abs=0.02)
 
 
@@ -78,15 +80,15 @@ def test_nothing_is_cut_off_above(run: Run) -> None:
 
 
 def test_log_densities_are_pooled_over_the_types_of_a_severity(run: Run) -> None:
-    levels = find_splits(run.directory.rows()).corrupted["set-c"]
+    levels = find_splits(frame(run.rows())).corrupted["set-c"]
     pooled = log_densities(run, levels[2])
-    each = [run.directory.prediction(split)[0].epistemic for split in levels[2]]
+    each = [run.prediction(split)[0].epistemic for split in levels[2]]
     np.testing.assert_allclose(pooled, -torch.cat(each))
     assert len(pooled) == 2 * 90
 
 
 def test_histograms_hold_every_value_even_beyond_the_axis(run: Run) -> None:
-    groups = find_groups(find_splits(run.directory.rows()))["set-c"]
+    groups = find_groups(find_splits(frame(run.rows())))["set-c"]
     names = [name for name, _, _ in groups]
     assert names == ["training", "in-domain test", *(f"severity {n}" for n in (1, 2, 3))]
     (axes,) = likelihood_figure([run], groups).axes
@@ -96,10 +98,10 @@ def test_histograms_hold_every_value_even_beyond_the_axis(run: Run) -> None:
 
 
 def test_infinite_log_densities_count_in_the_outermost_bin(run: Run) -> None:
-    prediction, labels = run.directory.prediction("other")
+    prediction, labels = run.prediction("other")
     infinite = prediction._replace(epistemic=torch.full_like(prediction.epistemic, math.inf))
-    run.directory.save_prediction("other", infinite, labels)
-    groups = find_groups(find_splits(run.directory.rows()))["other sets"]
+    RunDirectory(run.path).save_prediction("other", infinite, labels)
+    groups = find_groups(find_splits(frame(run.rows())))["other sets"]
     (axes,) = likelihood_figure([run], groups).axes
     heights, _, _ = axes.patches[-1].get_data()
     assert heights[0] > 0
@@ -107,28 +109,27 @@ def test_infinite_log_densities_count_in_the_outermost_bin(run: Run) -> None:
 
 
 def test_only_methods_with_a_density_have_their_log_density_drawn(
-    tmp_path: Path, make_images: MakeRun, undrawn: list[Figure]
+    tmp_path: Path, make_images: MakeRun
 ) -> None:
     for method in ("deterministic", "density_softmax", "ddu"):
         make_images(method)
-    pictures = write_likelihoods(find_runs([tmp_path]).finished, tmp_path)
-    assert [p.file.name.rpartition("likelihood-")[2] for p in pictures] == ["set-c", "other-sets"]
-    assert [axes.get_title(loc="left") for axes in undrawn[0].axes] == ["DDU", "Density-Softmax"]
+    drawings = list(likelihoods.draw(setting(tmp_path)))
+    assert [d.stem for d in drawings] == [f"digits-likelihood-{n}" for n in ("set-c", "other-sets")]
+    titles = [axes.get_title(loc="left") for axes in drawings[0].figure.axes]
+    assert titles == ["DDU", "Density-Softmax"]
 
 
-@pytest.mark.parametrize("write", [write_coverage, write_entropies, write_likelihoods])
+@pytest.mark.parametrize("figure", [coverage, entropies, likelihoods])
 def test_runs_without_predictions_are_not_drawn(
-    tmp_path: Path, make: MakeRun, write: Callable[..., list[object]]
+    tmp_path: Path, make: MakeRun, figure: ModuleType
 ) -> None:
     make("density_softmax", drawn=False)
-    assert write(find_runs([tmp_path]).finished, tmp_path) == []
+    assert list(figure.draw(setting(tmp_path))) == []
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_without_an_outside_set_entropy_is_drawn_all_the_same(
+def test_without_an_ood_set_entropy_is_drawn_all_the_same(
     tmp_path: Path, make_images: MakeRun
 ) -> None:
-    run = find_runs([make_images()]).finished[0]
-    run.directory.save_rows([row for row in run.directory.rows() if row.split != "other"])
-    pictures = write_entropies(find_runs([tmp_path]).finished, tmp_path)
-    assert [picture.file.name for picture in pictures] == ["pictures-entropy"]
+    run = RunDirectory(make_images())
+    run.save_rows([row for row in run.rows() if row.split != "other"])
+    assert [d.stem for d in entropies.draw(setting(tmp_path))] == ["digits-entropy"]

@@ -2,9 +2,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from comparison import setting
 
 from density_softmax.files import StorageError
-from density_softmax.report.curves import StageCurves, curve_figure, read_curves, write_curves
+from density_softmax.report.figures.curves import StageCurves, curve_figure, draw, read_curves
 from density_softmax.report.runs import find_runs
 from density_softmax.report.style import paper_style
 
@@ -24,7 +25,7 @@ def test_a_stage_of_one_epoch_is_no_curve(tmp_path: Path, make: MakeRun) -> None
     file.write_text("stage,epoch,metric,value\nhead,1,loss,0.5\n")
     runs = find_runs([tmp_path]).finished
     assert read_curves(runs[0]) == []
-    assert write_curves(runs, tmp_path) == []
+    assert list(draw(setting(tmp_path))) == []
 
 
 def test_a_run_without_epochs_has_no_curves(tmp_path: Path, make: MakeRun) -> None:

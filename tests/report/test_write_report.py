@@ -46,7 +46,7 @@ def test_the_page_is_well_formed_and_complete(report: Path) -> None:
     assert text.startswith("<!DOCTYPE html>")
     for section in ("Results", "Surfaces", "Seeds", "Training curves", "How it was run"):
         assert section in page.words
-    for method in ("ERM", "Density-Softmax", "Density-Softmax (name=<b>&amp;)"):
+    for method in ("ERM", "Density-Softmax", 'Density-Softmax (layers=["<b>&amp;"])'):
         assert method in page.words
     assert "density-softmax train toy --method deterministic --seed 2" in page.words
     assert '"shape": "two_moons"' in page.words

@@ -1,0 +1,29 @@
+"""Results as the report compares them, from rows or from run directories."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+
+from density_softmax.report.frame import Setting, as_frame, settings_of
+from density_softmax.report.names import Label, method_name
+from density_softmax.report.runs import find_runs
+from density_softmax.types import Row
+
+
+def frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """Rows of runs on the data of their recipes, in the order of their lines."""
+    runs: dict[tuple[object, ...], int] = {}
+    return as_frame(
+        (*row, runs.setdefault(row[:4], len(runs)), row.recipe, str(_label(row))) for row in rows
+    )
+
+
+def setting(path: Path) -> Setting:
+    """The only setting of the runs below a path."""
+    (found,) = settings_of(find_runs([path]).finished)
+    return found
+
+
+def _label(row: Row) -> Label:
+    return Label(method_name(row.method), [] if row.variant == "default" else [row.variant])
