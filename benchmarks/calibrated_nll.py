@@ -41,14 +41,14 @@ def main() -> None:
 
 def decomposed(run: Run) -> dict[str, dict[str, float]]:
     """Of each shifted set: the means over its types and severities."""
-    labelled = [row.split for row in run.directory.rows() if row.metric == "nll"]
+    labelled = [row.split for row in run.rows() if row.metric == "nll"]
     means = mean_over_shifts({split: of_split(run, split) for split in labelled if "/" in split})
     return {shift: {name: found[name] for name in COLUMNS} for shift, found in means.items()}
 
 
 def of_split(run: Run, split: str) -> dict[str, float]:
     """The metrics of one type and severity, and its NLL with the best temperature."""
-    prediction, y = run.directory.prediction(split)
+    prediction, y = run.prediction(split)
     logits = prediction.probs.double().clamp_min(SMALLEST).log()
     calibrated = nll_of_logits(logits / fit_temperature(logits, y), y)
     return {**label_metrics(prediction, y), "calibrated_nll": calibrated}

@@ -1,6 +1,5 @@
 """The members of an ensemble as runs of their own: they resume, travel, and are put together."""
 
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +90,7 @@ def test_an_ordinary_command_trains_the_same_member(
     number: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = RunDirectory(whole).member(number)
-    words = shlex.split(Run(member.path, **member.identity()).command)
+    words = Run.at(member.path).command()
     assert words[:5] == ["density-softmax", "train", "toy", "--method", "deterministic"]
     assert f"data_seed={SEED}" in words
     out = tmp_path / "elsewhere"

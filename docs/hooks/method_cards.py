@@ -16,7 +16,7 @@ from mkdocs.structure.pages import Page
 from density_softmax.config import to_dict
 from density_softmax.methods import Method, MethodConfig
 from density_softmax.recipes import RECIPES, get_recipe
-from density_softmax.report.names import METHODS, method_name
+from density_softmax.report.names import method_name, method_order
 from density_softmax.report.paper import paper_value
 from density_softmax.training import Stage, Train
 
@@ -38,13 +38,13 @@ def on_config(config: MkDocsConfig) -> None:
     """Put the cards into the navigation, behind the overview of the methods."""
     assert config.nav is not None
     entries = next(entry["Methods"] for entry in config.nav if "Methods" in entry)
-    entries += [{method_name(key): f"methods/{key}.md"} for key in METHODS]
+    keys = sorted(MethodConfig.members, key=method_order)
+    entries += [{method_name(key): f"methods/{key}.md"} for key in keys]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add a page per method."""
-    assert set(METHODS) == set(MethodConfig.members)
-    for key in METHODS:
+    for key in sorted(MethodConfig.members, key=method_order):
         files.append(File.generated(config, f"methods/{key}.md", content=card(key)))
 
 
@@ -52,7 +52,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Link registry keys at the beginning of table rows to their cards."""
     if page.file.src_uri not in WITH_LINKS:
         return markdown
-    keys = "|".join(METHODS)
+    keys = "|".join(MethodConfig.members)
     return re.sub(rf"^\| `({keys})` \|", r"| [`\1`](methods/\1.md) |", markdown, flags=re.M)
 
 

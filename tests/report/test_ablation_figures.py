@@ -8,8 +8,8 @@ from comparison import setting
 from matplotlib.figure import Figure
 
 from density_softmax.report.figures import feature_maps, write_figures
-from density_softmax.report.figures.feature_maps import embed
-from density_softmax.report.figures.reliability import without_density
+from density_softmax.report.figures.feature_maps import _embed
+from density_softmax.report.figures.reliability import _without_density
 from density_softmax.report.frame import Penalty, penalties, without_penalty
 from density_softmax.report.paper import paper_penalties
 from density_softmax.report.runs import find_runs
@@ -114,7 +114,7 @@ def test_a_pair_differs_in_the_density_alone(tmp_path: Path, make_images: MakeRu
     make_images("density_softmax", [blind])
     make_images("density_softmax", [NONE, blind])
     make_images("constant_temperature")
-    (pair,) = without_density(find_runs([tmp_path]).finished).values()
+    (pair,) = _without_density(find_runs([tmp_path]).finished).values()
     assert [run.variant for run in pair] == [{}, {"method.scale": "temperature"}]
 
 
@@ -122,9 +122,9 @@ def test_the_control_stands_in_for_a_variant_without_density(
     tmp_path: Path, make_images: MakeRun
 ) -> None:
     make_images("density_softmax")
-    assert without_density(find_runs([tmp_path]).finished) == {}
+    assert _without_density(find_runs([tmp_path]).finished) == {}
     make_images("constant_temperature")
-    (pair,) = without_density(find_runs([tmp_path]).finished).values()
+    (pair,) = _without_density(find_runs([tmp_path]).finished).values()
     assert [run.kind for run in pair] == ["density_softmax", "constant_temperature"]
 
 
@@ -160,7 +160,7 @@ def test_runs_without_features_are_not_mapped(tmp_path: Path, make_images: MakeR
 def test_a_map_keeps_groups_apart_and_is_the_same_every_time() -> None:
     z = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
     z[30:] += 20
-    first, again = embed(z), embed(z)
+    first, again = _embed(z), _embed(z)
     np.testing.assert_array_equal(first, again)
     middle = first[:30].mean(0), first[30:].mean(0)
     near = np.linalg.norm(first[:30] - middle[0], axis=1)
@@ -170,4 +170,4 @@ def test_a_map_keeps_groups_apart_and_is_the_same_every_time() -> None:
 
 @pytest.mark.parametrize("num_points", [4, 20])
 def test_few_points_can_be_mapped(num_points: int) -> None:
-    assert embed(torch.randn(num_points, 3)).shape == (num_points, 2)
+    assert _embed(torch.randn(num_points, 3)).shape == (num_points, 2)

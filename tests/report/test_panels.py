@@ -48,8 +48,8 @@ def test_a_title_too_long_for_its_panel_ends_in_dots() -> None:
 
 def test_the_outer_panels_are_known() -> None:
     panels = panel_figure(["title"] * 5, height=1, most_columns=3)
-    assert [panels.is_left(n) for n in range(5)] == [True, False, False, True, False]
-    assert [panels.is_lowest(n) for n in range(5)] == [False, False, True, True, True]
+    assert [axes in panels.left for axes in panels.axes] == [True, False, False, True, False]
+    assert [axes in panels.lowest for axes in panels.axes] == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize("num_columns", [1, 3])

@@ -10,9 +10,9 @@ from matplotlib.container import BarContainer
 from density_softmax.metrics import ece, reliability_bins
 from density_softmax.report.figures.reliability import (
     Diagram,
+    _read_diagram,
+    _reliability_figure,
     draw,
-    read_diagram,
-    reliability_figure,
 )
 from density_softmax.report.runs import find_runs
 
@@ -28,7 +28,7 @@ def diagram(title: str, seed: int = 0) -> Diagram:
 
 def test_the_gaps_that_are_drawn_weigh_to_the_ece() -> None:
     shown = diagram("some method")
-    (axes,) = reliability_figure([shown]).axes
+    (axes,) = _reliability_figure([shown]).axes
     _, too_sure, too_unsure = (c for c in axes.containers if isinstance(c, BarContainer))
     gaps = [a.get_height() + b.get_height() for a, b in zip(too_sure, too_unsure, strict=True)]
     counts = shown.bins.counts.numpy()
@@ -39,7 +39,7 @@ def test_the_gaps_that_are_drawn_weigh_to_the_ece() -> None:
 
 def test_a_bar_is_as_high_as_its_bin_is_accurate() -> None:
     shown = diagram("some method")
-    (axes,) = reliability_figure([shown]).axes
+    (axes,) = _reliability_figure([shown]).axes
     bars = next(c for c in axes.containers if isinstance(c, BarContainer))
     filled = shown.bins.counts > 0
     heights, places = zip(*((bar.get_height(), bar.get_x()) for bar in bars), strict=True)
@@ -48,7 +48,7 @@ def test_a_bar_is_as_high_as_its_bin_is_accurate() -> None:
 
 
 def test_each_method_has_a_panel_and_many_wrap() -> None:
-    figure = reliability_figure([diagram(f"method {n}") for n in range(17)])
+    figure = _reliability_figure([diagram(f"method {n}") for n in range(17)])
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
         f"method {n}" for n in range(17)
     ]
@@ -60,7 +60,7 @@ def test_a_diagram_is_that_of_the_kept_predictions(tmp_path: Path, make_images: 
     (run,) = find_runs([tmp_path]).finished
     rows = {(row.split, row.metric): row.value for row in run.rows()}
     for split in ("iid", "set.1", "set-c/glass_blur/3"):
-        assert read_diagram(run, split).ece == pytest.approx(rows[split, "ece"])
+        assert _read_diagram(run, split).ece == pytest.approx(rows[split, "ece"])
 
 
 def test_in_domain_and_every_shifted_set_are_drawn(tmp_path: Path, make_images: MakeRun) -> None:

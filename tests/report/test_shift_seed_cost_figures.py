@@ -12,9 +12,9 @@ from matplotlib.patches import Rectangle
 
 from density_softmax.methods import MethodConfig
 from density_softmax.report.figures import costs, seeds, shifts
-from density_softmax.report.figures.costs import machine_of
-from density_softmax.report.figures.seeds import find_columns, seed_figure
-from density_softmax.report.figures.shifts import box_figure, find_boxes, mean_over_types
+from density_softmax.report.figures.costs import _machine_of
+from density_softmax.report.figures.seeds import _find_columns, _seed_figure
+from density_softmax.report.figures.shifts import _box_figure, _find_boxes, _mean_over_types
 from density_softmax.report.frame import Spread, find_keys, over_seeds, with_shared_means
 from density_softmax.runs.run import RunDirectory
 from density_softmax.types import Row
@@ -28,7 +28,7 @@ def test_a_box_holds_the_mean_over_seeds_of_every_type(
     for seed in range(2):
         make_images(seed=seed)
     found = setting(tmp_path)
-    boxes = find_boxes(found.frame, found.splits.corrupted["set-c"], "ece")["ERM"]
+    boxes = _find_boxes(found.frame, found.splits.corrupted["set-c"], "ece")["ERM"]
     assert list(boxes) == [0, 1, 2, 3]
     rows = [row for run in found.runs for row in run.rows()]
     for kind, value in zip(("fog", "glass_blur"), boxes[2], strict=True):
@@ -38,7 +38,7 @@ def test_a_box_holds_the_mean_over_seeds_of_every_type(
 
 def test_whiskers_reach_the_extremes_and_the_median_is_inside() -> None:
     boxes = {0: [0.1], 1: [0.2, 0.9, 0.3, 0.4]}
-    axes = box_figure({"ece": {"ERM": boxes}}, ["ERM"]).axes[0]
+    axes = _box_figure({"ece": {"ERM": boxes}}, ["ERM"]).axes[0]
     heights = np.concatenate([line.get_ydata() for line in axes.lines if len(line.get_ydata())])
     assert {0.1, 0.2, 0.9, 0.35} <= {round(float(h), 6) for h in heights}
 
@@ -65,7 +65,7 @@ def value_of(rows: pd.DataFrame, split: str, metric: str, line: str = "ERM") -> 
 def test_means_over_types_are_those_of_the_rows(tmp_path: Path, make_images: MakeRun) -> None:
     make_images(seed=3)
     found = setting(tmp_path)
-    levels = mean_over_types(found.frame, found.splits.corrupted["set-c"], "nll")["ERM"]
+    levels = _mean_over_types(found.frame, found.splits.corrupted["set-c"], "nll")["ERM"]
     overall = np.mean([levels[severity].mean for severity in (1, 2, 3)])
     assert overall == pytest.approx(value_of(found.frame, "set-c", "cnll"))
     assert levels[0].mean == value_of(found.frame, "iid", "nll")
@@ -77,7 +77,7 @@ def test_a_seed_that_lacks_a_type_does_not_count() -> None:
         Row("r", "deterministic", "default", seed, split, "nll", value)
         for (split, seed), value in values.items()
     ]
-    levels = mean_over_types(frame(rows), {1: ["s/a/1", "s/b/1"]}, "nll")
+    levels = _mean_over_types(frame(rows), {1: ["s/a/1", "s/b/1"]}, "nll")
     assert levels == {"ERM": {1: Spread(2.0, None)}}
 
 
@@ -94,9 +94,9 @@ def test_a_shift_that_one_run_lacks_is_left_out_of_all_and_takes_no_line_away(
     found = setting(tmp_path)
     levels = found.splits.corrupted["set-c"]
     assert levels[2] == ["set-c/glass_blur/2"]
-    for means in mean_over_types(found.frame, levels, "nll").values():
+    for means in _mean_over_types(found.frame, levels, "nll").values():
         assert list(means) == [0, 1, 2, 3]
-    assert [len(boxes[2]) for boxes in find_boxes(found.frame, levels, "nll").values()] == [1, 1]
+    assert [len(boxes[2]) for boxes in _find_boxes(found.frame, levels, "nll").values()] == [1, 1]
     shared = with_shared_means(found.frame)
     for name in found.labels:
         members = [f"set-c/{k}/{n}" for k in ("fog", "glass_blur") for n in (1, 2, 3)]
@@ -131,10 +131,10 @@ def test_error_bars_are_one_standard_deviation_over_seeds(
     for seed in range(3):
         make_images(seed=seed)
     found = setting(tmp_path)
-    columns = find_columns(find_keys(found.frame))
+    columns = _find_columns(find_keys(found.frame))
     splits = ["iid", "set.1", "set-c"]
     assert list(dict.fromkeys(split for split, _ in columns)) == splits
-    axes = seed_figure(found.frame, found.labels, columns).axes[0]
+    axes = _seed_figure(found.frame, found.labels, columns).axes[0]
     ((left, _), (right, _)) = axes.containers[0].lines[2][0].get_segments()[0]
     values = found.frame.query("split == 'iid' and metric == 'nll'")["value"].to_list()
     assert (left + right) / 2 == pytest.approx(np.mean(values))
@@ -178,7 +178,7 @@ def test_machines_are_not_averaged_but_compared(tmp_path: Path, make_images: Mak
         file = run / "environment.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "latency device": device}))
     found = setting(tmp_path)
-    assert [machine_of(run) for run in found.runs] == ["small GPU", "large GPU"]
+    assert [_machine_of(run) for run in found.runs] == ["small GPU", "large GPU"]
     drawing, _ = costs.draw(found)
     assert bars(drawing.figure)[1] == [1.0, pytest.approx(1 + 1 / 9)]
     assert "On small GPU and on large GPU." in drawing.caption

@@ -139,13 +139,15 @@ class Panels:
     axes: tuple[Axes, ...]
     num_columns: int
 
-    def is_left(self, number: int) -> bool:
-        """Whether no panel is to the left of this one."""
-        return number % self.num_columns == 0
+    @property
+    def left(self) -> tuple[Axes, ...]:
+        """Those with no panel to their left."""
+        return self.axes[:: self.num_columns]
 
-    def is_lowest(self, number: int) -> bool:
-        """Whether no panel is below this one."""
-        return number + self.num_columns >= len(self.axes)
+    @property
+    def lowest(self) -> tuple[Axes, ...]:
+        """Those with no panel below them."""
+        return self.axes[-self.num_columns :]
 
 
 @contextmanager
@@ -271,9 +273,9 @@ def block_figure(
         handles = [_handle(look, legend) for _, look in zip(labels, LOOKS, strict=False)]
         names = [literal(shown[label]) for label in labels]
         anchor = (0.5, 1 - (top + panels_height) / figure.get_size_inches()[1])
-        options = {"loc": "upper center", "bbox_to_anchor": anchor, "borderaxespad": 0}
-        options |= {"handletextpad": 0.5, "columnspacing": 1.2, "labelspacing": 0.3}
-        figure.legend(handles, names, ncols=num_in_row, **options)
+        spacing = {"handletextpad": 0.5, "columnspacing": 1.2, "labelspacing": 0.3}
+        spacing |= {"borderaxespad": 0, "ncols": num_in_row}
+        figure.legend(handles, names, loc="upper center", bbox_to_anchor=anchor, **spacing)
         blocks.append(axes)
     return figure, blocks
 

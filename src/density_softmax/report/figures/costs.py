@@ -47,7 +47,7 @@ def draw(setting: Setting) -> Iterator[Drawing]:
     Args:
         setting: the runs to compare.
     """
-    machines = dict(enumerate(map(machine_of, setting.runs)))
+    machines = dict(enumerate(map(_machine_of, setting.runs)))
     costs = setting.frame[setting.frame["split"] == "cost"]
     costs = costs.assign(machine=costs["run"].map(machines))
     for name, metrics, title, caption in (
@@ -63,12 +63,8 @@ def draw(setting: Setting) -> Iterator[Drawing]:
             )
 
 
-def machine_of(run: Run) -> str:
-    """What the latency of a run was measured on.
-
-    Args:
-        run: any run.
-    """
+def _machine_of(run: Run) -> str:
+    """What the latency of a run was measured on."""
     environment = run.environment()
     devices = environment.get("devices") or [f"CPU, {environment.get('cores', '?')} cores"]
     return str(environment.get("latency device", devices[0]))

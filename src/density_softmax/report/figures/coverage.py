@@ -39,24 +39,19 @@ def draw(setting: Setting) -> Iterator[Drawing]:
     if runs := setting.predicted("iid"):
         splits = ["iid", *setting.splits.shown_shifts()][:MOST_PANELS]
         yield Drawing(
-            coverage_figure(runs, splits),
+            _coverage_figure(runs, splits),
             file_stem(setting.name, "risk-coverage"),
             f"Risk and coverage: {setting.name}",
             f"{CAPTION} {seeds_of(runs)}",
         )
 
 
-def coverage_figure(runs: Sequence[Run], splits: Sequence[str]) -> Figure:
-    """A panel for each split, with a line for each run; many runs wrap.
-
-    Args:
-        runs: one of each line.
-        splits: at most as many as fit side by side.
-    """
+def _coverage_figure(runs: Sequence[Run], splits: Sequence[str]) -> Figure:
+    """A panel for each split, with a line for each run; many runs wrap."""
     groups = with_reference(runs)
     labels = [[line_of(run).label for run in group] for group in groups]
-    titles, shape = [split_name(split) for split in splits], {"height": 1.5, "left": 0.46}
-    figure, blocks = block_figure(labels, titles, num_columns=len(splits), **shape)
+    titles = [split_name(split) for split in splits]
+    figure, blocks = block_figure(labels, titles, num_columns=len(splits), height=1.5, left=0.46)
     for group, panels in zip(groups, blocks, strict=True):
         for split, axes in zip(splits, panels, strict=True):
             _draw(axes, group, split)
@@ -64,13 +59,8 @@ def coverage_figure(runs: Sequence[Run], splits: Sequence[str]) -> Figure:
     return figure
 
 
-def curve_of(run: Run, split: str) -> tuple[Tensor, Tensor]:
-    """Coverage and the risk at each, answers ordered by confidence.
-
-    Args:
-        run: that kept its predictions.
-        split: of which to read them.
-    """
+def _curve_of(run: Run, split: str) -> tuple[Tensor, Tensor]:
+    """Coverage and the risk at each, answers ordered by confidence."""
     prediction, labels = run.prediction(split)
     return risk_coverage(prediction.probs, labels)
 
@@ -79,7 +69,7 @@ def _draw(axes: Axes, runs: Sequence[Run], split: str) -> None:
     highest = 0.0
     for run, look in zip(runs, LOOKS, strict=False):
         if run.has_prediction(split):
-            coverage, risk = curve_of(run, split)
+            coverage, risk = _curve_of(run, split)
             highest = max(highest, float(risk[coverage >= NOISY].max()))
             step = max(1, len(risk) // NUM_POINTS)
             shown = slice((len(risk) - 1) % step, None, step)  # the last is always shown

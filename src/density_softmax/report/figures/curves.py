@@ -46,21 +46,17 @@ def draw(setting: Setting) -> Iterator[Drawing]:
     Args:
         setting: the runs to compare.
     """
-    if runs := setting.first_seeds(lambda run: bool(read_curves(run))):
+    if runs := setting.first_seeds(lambda run: bool(_read_curves(run))):
         yield Drawing(
-            curve_figure([stage for run in runs for stage in read_curves(run)]),
+            _curve_figure([stage for run in runs for stage in _read_curves(run)]),
             file_stem(setting.name, "curves"),
             f"Training curves: {setting.name}",
             f"{CAPTION} {seeds_of(runs)}",
         )
 
 
-def read_curves(run: Run) -> list[StageCurves]:
-    """The stages of more than one epoch, in order; none where there is no epochs.csv.
-
-    Args:
-        run: any run.
-    """
+def _read_curves(run: Run) -> list[StageCurves]:
+    """The stages of more than one epoch, in order; none where there is no epochs.csv."""
     stages: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for stage, epoch, metric, value in _epochs(run):
         if metric in CURVES and math.isfinite(value):
@@ -72,12 +68,8 @@ def read_curves(run: Run) -> list[StageCurves]:
     ]
 
 
-def curve_figure(stages: Sequence[StageCurves]) -> Figure:
-    """A small panel for each stage.
-
-    Args:
-        stages: of one run after the other.
-    """
+def _curve_figure(stages: Sequence[StageCurves]) -> Figure:
+    """A small panel for each stage."""
     panels = panel_figure([f"{s.label}: {s.stage}" for s in stages], height=0.85)
     for axes, stage in zip(panels.axes, stages, strict=True):
         _draw(axes, stage)

@@ -55,7 +55,7 @@ def draw(setting: Setting) -> Iterator[Drawing]:
     for ood in setting.splits.ood or ("",) if runs else ():
         shown = {"iid": INSIDE, **dict.fromkeys(setting.splits.shown_shifts()[:1], SHIFTED)}
         yield Drawing(
-            entropy_figure(runs, {**shown, ood: OUTSIDE} if ood else shown),
+            _entropy_figure(runs, {**shown, ood: OUTSIDE} if ood else shown),
             file_stem(setting.name, "entropy", ood),
             f"Predictive entropy: {setting.name}",
             f"{CAPTION}{f'{WISH}{ood}.' if ood else ''} {seeds_of(runs)}",
@@ -69,36 +69,26 @@ def draw(setting: Setting) -> Iterator[Drawing]:
             )
 
 
-def entropy_figure(runs: Sequence[Run], shown: Mapping[str, dict[str, Any]]) -> Figure:
-    """A panel for each run with a line for each split.
-
-    Args:
-        runs: one of each line.
-        shown: by split, how its line looks.
-    """
+def _entropy_figure(runs: Sequence[Run], shown: Mapping[str, dict[str, Any]]) -> Figure:
+    """A panel for each run with a line for each split."""
     labels = [line_of(run).label for run in runs]
     panels = panel_figure(labels, height=0.8, most_columns=5, gap=0.3, row_gap=0.24, foot=0.52)
-    for number, (axes, run) in enumerate(zip(panels.axes, runs, strict=True)):
+    for axes, run in zip(panels.axes, runs, strict=True):
         for split, look in shown.items():
             if run.has_prediction(split):
                 _draw(axes, run, split, look, filled=True)
         axes.set_ylim(0, None)
-        if panels.is_lowest(number):
-            axes.set_xlabel("entropy, nats", labelpad=1)
-        if panels.is_left(number):
-            axes.set_ylabel("density", labelpad=2)
+    for axes in panels.lowest:
+        axes.set_xlabel("entropy, nats", labelpad=1)
+    for axes in panels.left:
+        axes.set_ylabel("density", labelpad=2)
     handles = [Line2D([], [], label=split_name(split), **look) for split, look in shown.items()]
     add_legend(panels.figure, handles, len(shown))
     return panels.figure
 
 
-def smooth_density(values: Array, largest: float) -> tuple[Array, Array]:
-    """Points in [0, largest] and the density there, smoothed but reflected at both ends.
-
-    Args:
-        values: (samples,).
-        largest: the right end of the axis.
-    """
+def _smooth_density(values: Array, largest: float) -> tuple[Array, Array]:
+    """Points in [0, largest] and the density there, smoothed but reflected at both ends."""
     counts, edges = np.histogram(np.clip(values, 0, largest), NUM_BINS, (0, largest))
     smooth = gaussian_filter1d(counts.astype(float), BANDWIDTH * NUM_BINS, mode="reflect")
     return (edges[:-1] + edges[1:]) / 2, smooth / (len(values) * largest / NUM_BINS)
@@ -122,7 +112,7 @@ def _ood_figure(runs: Sequence[Run], ood: str) -> Figure:
 def _draw(axes: Axes, run: Run, split: str, look: dict[str, Any], *, filled: bool = False) -> None:
     prediction, _ = run.prediction(split)
     largest = math.log(prediction.probs.shape[1])
-    points, density = smooth_density(entropy(prediction.probs).numpy(), largest)
+    points, density = _smooth_density(entropy(prediction.probs).numpy(), largest)
     axes.plot(points, density, **look)
     if filled:
         axes.fill_between(points, density, color=look["color"], alpha=0.12, linewidth=0)

@@ -54,33 +54,24 @@ def draw(setting: Setting) -> Iterator[Drawing]:
         runs = setting.first_seeds(lambda run, split=split: split in _splits(run))  # type: ignore[misc]
         for line, variants in without_penalty(runs).items():
             yield Drawing(
-                map_figure([_read(weight, run, split) for weight, run in variants.items()]),
+                _map_figure([_read(weight, run, split) for weight, run in variants.items()]),
                 file_stem(setting.name, *line.words, "features", split),
                 f"Features with and without penalty, {split_name(split)}: {setting.name}",
                 f"{CAPTION} {seeds_of(list(variants.values()))}",
             )
 
 
-def map_figure(maps: Sequence[FeatureMap]) -> Figure:
-    """A square panel for each map.
-
-    Args:
-        maps: in their order.
-    """
-    titles, gaps = [each.title for each in maps], {"gap": 0.1, "row_gap": 0.1, "foot": 0.06}
-    panels = panel_figure(titles, height=lambda width: width, left=0.06, **gaps)
+def _map_figure(maps: Sequence[FeatureMap]) -> Figure:
+    """A square panel for each map."""
+    titles, square = [each.title for each in maps], lambda width: width
+    panels = panel_figure(titles, height=square, left=0.06, gap=0.1, row_gap=0.1, foot=0.06)
     for axes, each in zip(panels.axes, maps, strict=True):
         _draw(axes, each)
     return panels.figure
 
 
-def embed(z: Tensor, seed: int = 0) -> Array:
-    """A point in the plane for each input, (inputs, 2); the same for the same features.
-
-    Args:
-        z: features, (inputs, units).
-        seed: of the optimization.
-    """
+def _embed(z: Tensor, seed: int = 0) -> Array:
+    """A point in the plane for each input, (inputs, 2); the same for the same features."""
     standard = (z.double() - z.double().mean(0)).numpy()
     perplexity = min(PERPLEXITY, (len(standard) - 1) / 3)
     model = TSNE(perplexity=perplexity, init="pca", random_state=seed)
@@ -100,7 +91,7 @@ def _read(weight: float, run: Run, split: str) -> FeatureMap:
     accuracy = found.get((split, "accuracy"))
     title = f"λ = {weight:g}" + ("" if accuracy is None else f", accuracy {accuracy:.3f}")
     shown = y < MOST_CLASSES
-    return FeatureMap(title, embed(z[shown]), y[shown].numpy())
+    return FeatureMap(title, _embed(z[shown]), y[shown].numpy())
 
 
 def _draw(axes: Axes, feature_map: FeatureMap) -> None:

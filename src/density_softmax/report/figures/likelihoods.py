@@ -53,21 +53,17 @@ def draw(setting: Setting) -> Iterator[Drawing]:
         setting: the runs to compare.
     """
     runs = [run for run in setting.predicted("iid") if log_density_of(run.kind)]
-    for name, groups in find_groups(setting.splits).items() if runs else ():
+    for name, groups in _find_groups(setting.splits).items() if runs else ():
         yield Drawing(
-            likelihood_figure(runs, groups),
+            _likelihood_figure(runs, groups),
             file_stem(setting.name, "likelihood", name),
             f"Log density, {name}: {setting.name}",
             f"{CAPTION} {seeds_of(runs)}",
         )
 
 
-def find_groups(splits: Splits) -> dict[str, list[Group]]:
-    """What is drawn together: severities of a corrupted set, or else the sets that there are.
-
-    Args:
-        splits: of runs on the same data.
-    """
+def _find_groups(splits: Splits) -> dict[str, list[Group]]:
+    """What is drawn together: severities of a corrupted set, or else the sets that there are."""
     inside: list[Group] = [
         ("training", ["train"], {"color": GREY, "linestyle": (0, (1, 0.8))}),
         ("in-domain test", ["iid"], {"color": DARK_BLUE}),
@@ -88,41 +84,31 @@ def find_groups(splits: Splits) -> dict[str, list[Group]]:
     return found
 
 
-def log_densities(run: Run, splits: Sequence[str]) -> Array:
-    """Minus the epistemic uncertainty of every input of these splits that was predicted.
-
-    Args:
-        run: of a method that has a density.
-        splits: those without predictions are left out.
-    """
+def _log_densities(run: Run, splits: Sequence[str]) -> Array:
+    """Minus the epistemic uncertainty of every input of these splits that was predicted."""
     found = [run.epistemic(split) for split in splits if run.has_prediction(split)]
     return -np.concatenate([each.double().numpy() for each in found]) if found else np.empty(0)
 
 
-def likelihood_figure(runs: Sequence[Run], groups: Sequence[Group]) -> Figure:
-    """A panel for each run with a histogram for each group.
-
-    Args:
-        runs: one of each line.
-        groups: from `find_groups`.
-    """
+def _likelihood_figure(runs: Sequence[Run], groups: Sequence[Group]) -> Figure:
+    """A panel for each run with a histogram for each group."""
     num_in_row = 2 if len(runs) in (1, 2, 4) else 4  # as few as the panels, on a column's width
     foot = 0.4 + 0.14 * math.ceil(len(groups) / num_in_row)
     labels = [line_of(run).label for run in runs]
     panels = panel_figure(labels, height=1.0, most_columns=3, gap=0.3, left=0.3, foot=foot)
-    for number, (axes, run) in enumerate(zip(panels.axes, runs, strict=True)):
+    for axes, run in zip(panels.axes, runs, strict=True):
         _draw(axes, run, groups)
         axes.set_xlabel(log_density_of(run.kind), labelpad=1)
-        if panels.is_left(number):
-            axes.set_ylabel("density", labelpad=2)
+    for axes in panels.left:
+        axes.set_ylabel("density", labelpad=2)
     handles = [Line2D([], [], label=name, **{"color": INK, **look}) for name, _, look in groups]
     add_legend(panels.figure, handles, num_in_row)
     return panels.figure
 
 
 def _draw(axes: Axes, run: Run, groups: Sequence[Group]) -> None:
-    values = [log_densities(run, splits) for _, splits, _ in groups]
-    low, high = _range(np.concatenate(values), log_densities(run, ["iid"]))
+    values = [_log_densities(run, splits) for _, splits, _ in groups]
+    low, high = _range(np.concatenate(values), _log_densities(run, ["iid"]))
     for each, (_, _, look) in zip(values, groups, strict=True):
         if len(each):
             heights, edges = np.histogram(np.clip(each, low, high), NUM_BINS, (low, high))

@@ -61,20 +61,17 @@ def draw(setting: Setting) -> Iterator[Drawing]:
     for split in ["iid", *setting.splits.shown_shifts()]:
         if runs := setting.predicted(split):
             yield _drawing(setting.name, runs, split, "reliability")
-        for line, pair in without_density(runs).items():
+        for line, pair in _without_density(runs).items():
             words = *line.words, "density", "reliability"
             yield _drawing(
                 setting.name, pair, split, *words, title="with and without the density, "
             )
 
 
-def without_density(runs: Sequence[Run]) -> dict[Line, list[Run]]:
+def _without_density(runs: Sequence[Run]) -> dict[Line, list[Run]]:
     """Pairs of a run with density and one without, by what the two share.
 
     The one without is a variant whose scale does not look at the density, or else the control.
-
-    Args:
-        runs: on the same data, one of each line.
     """
     sighted: dict[Line, Run] = {}
     blind: dict[Line, Run] = {}
@@ -90,33 +87,26 @@ def without_density(runs: Sequence[Run]) -> dict[Line, list[Run]]:
     return {line: [run, blind[line]] for line, run in sighted.items() if line in blind}
 
 
-def read_diagram(run: Run, split: str) -> Diagram:
-    """What a run predicted for a split.
-
-    Args:
-        run: that kept its predictions.
-        split: of which to read them.
-    """
+def _read_diagram(run: Run, split: str) -> Diagram:
+    """What a run predicted for a split."""
     prediction, labels = run.prediction(split)
     bins = reliability_bins(prediction.probs, labels)
     return Diagram(line_of(run).label, bins, ece(prediction.probs, labels))
 
 
-def reliability_figure(diagrams: Sequence[Diagram]) -> Figure:
-    """A panel for each diagram, all with the same axes.
-
-    Args:
-        diagrams: in their order.
-    """
-    titles, gaps = [each.title for each in diagrams], {"gap": 0.09, "row_gap": 0.1, "foot": 0.56}
-    panels = panel_figure(titles, height=lambda width: width, most_columns=6, left=0.36, **gaps)
-    for number, (axes, diagram) in enumerate(zip(panels.axes, diagrams, strict=True)):
+def _reliability_figure(diagrams: Sequence[Diagram]) -> Figure:
+    """A panel for each diagram, all with the same axes."""
+    titles, square = [diagram.title for diagram in diagrams], lambda width: width
+    panels = panel_figure(
+        titles, height=square, most_columns=6, left=0.36, gap=0.09, row_gap=0.1, foot=0.56
+    )
+    for axes, diagram in zip(panels.axes, diagrams, strict=True):
         _draw(axes, diagram)
-        if panels.is_left(number):
-            axes.set_ylabel("accuracy", labelpad=1)
-        if panels.is_lowest(number):
-            axes.set_xlabel("confidence", labelpad=1)
-        axes.tick_params(labelleft=panels.is_left(number), labelbottom=panels.is_lowest(number))
+        axes.tick_params(labelleft=axes in panels.left, labelbottom=axes in panels.lowest)
+    for axes in panels.left:
+        axes.set_ylabel("accuracy", labelpad=1)
+    for axes in panels.lowest:
+        axes.set_xlabel("confidence", labelpad=1)
     handles: list[Artist] = [
         Patch(linewidth=0, label="accuracy", **ACCURACY),
         Patch(linewidth=0, label="too sure", **TOO_SURE),
@@ -133,7 +123,7 @@ def _drawing(
     setting: str, runs: Sequence[Run], split: str, *words: str, title: str = ""
 ) -> Drawing:
     return Drawing(
-        reliability_figure([read_diagram(run, split) for run in runs]),
+        _reliability_figure([_read_diagram(run, split) for run in runs]),
         file_stem(setting, *words, split),
         f"Reliability, {title}{split_name(split)}: {setting}",
         f"{CAPTION} {seeds_of(runs)}",

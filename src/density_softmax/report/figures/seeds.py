@@ -34,35 +34,25 @@ def draw(setting: Setting) -> Iterator[Drawing]:
         setting: the runs to compare.
     """
     frame = with_shared_means(setting.frame)
-    columns = find_columns(find_keys(frame))
+    columns = _find_columns(find_keys(frame))
     if (
         columns
         and frame[frame["split"] == columns[0][0]].groupby("line")["seed"].nunique().max() > 1
     ):
-        figure = seed_figure(frame, setting.labels, columns)
+        figure = _seed_figure(frame, setting.labels, columns)
         title = f"Spread over seeds: {setting.name}"
         yield Drawing(figure, file_stem(setting.name, "seeds"), title, CAPTION)
 
 
-def find_columns(keys: Sequence[Key]) -> list[Key]:
-    """Splits that have all three metrics, in-domain first: three panels of each.
-
-    Args:
-        keys: splits and metrics that have results.
-    """
+def _find_columns(keys: Sequence[Key]) -> list[Key]:
+    """Splits that have all three metrics, in-domain first: three panels of each."""
     splits = [split for split in dict.fromkeys(split for split, _ in keys) if "/" not in split]
     sets = [[(split, name) for name in names] for split in splits for names in METRICS]
     return [key for columns in sets if all(key in keys for key in columns) for key in columns]
 
 
-def seed_figure(frame: pd.DataFrame, labels: Sequence[str], columns: Sequence[Key]) -> Figure:
-    """A panel for each column with a row for each label.
-
-    Args:
-        frame: results on the same data.
-        labels: lines of the frame.
-        columns: splits and metrics.
-    """
+def _seed_figure(frame: pd.DataFrame, labels: Sequence[str], columns: Sequence[Key]) -> Figure:
+    """A panel for each column with a row for each label."""
     titles = [f"{metric_name(metric).title}, {split_name(split)}" for split, metric in columns]
     figure, panels = lined_figure(labels, titles, num_columns=3)
     for (split, metric), axes in zip(columns, panels, strict=True):

@@ -46,36 +46,30 @@ def draw(setting: Setting) -> Iterator[Drawing]:
         setting: the runs to compare.
     """
     for data, levels in setting.splits.corrupted.items():
-        boxes = {m: find_boxes(setting.frame, levels, m) for m in BOX_METRICS}
+        boxes = {m: _find_boxes(setting.frame, levels, m) for m in BOX_METRICS}
         found = {metric: each for metric, each in boxes.items() if each}
         wraps = any(len(with_reference(list(each))) > 1 for each in found.values())
         for chosen in [{m: each} for m, each in found.items()] if wraps else [found]:
             words = ", ".join(metric_name(metric).title for metric in chosen)
             yield Drawing(
-                box_figure(chosen, setting.labels),
+                _box_figure(chosen, setting.labels),
                 file_stem(setting.name, data, "boxes", *(chosen if wraps else ())),
                 f"{words} over the shifts of {data}: {setting.name}",
                 BOXES,
             )
-        means = {m: mean_over_types(setting.frame, levels, m) for m in MEAN_METRICS}
+        means = {m: _mean_over_types(setting.frame, levels, m) for m in MEAN_METRICS}
         yield Drawing(
-            severity_figure(means, setting.labels),
+            _severity_figure(means, setting.labels),
             file_stem(setting.name, data, "severity"),
             f"Means over the shifts of {data} by severity: {setting.name}",
             MEANS,
         )
 
 
-def find_boxes(
+def _find_boxes(
     frame: pd.DataFrame, levels: Mapping[int, Sequence[str]], metric: str
 ) -> dict[str, Boxes]:
-    """By line, the means over seeds at each severity; lines without any are left out.
-
-    Args:
-        frame: results on the same data.
-        levels: by severity, the splits.
-        metric: as in rows.
-    """
+    """By line, the means over seeds at each severity; lines without any are left out."""
     means = over_seeds(frame[frame["metric"] == metric], "line", "split")
     found: dict[str, Boxes] = {}
     for line in dict.fromkeys(line for line, _ in means):
@@ -88,16 +82,10 @@ def find_boxes(
     return found
 
 
-def mean_over_types(
+def _mean_over_types(
     frame: pd.DataFrame, levels: Mapping[int, Sequence[str]], metric: str
 ) -> dict[str, dict[int, Spread]]:
-    """By line and severity, the spread over seeds; a seed counts where it has all types.
-
-    Args:
-        frame: results on the same data.
-        levels: by severity, the splits.
-        metric: as in rows.
-    """
+    """By line and severity, the spread over seeds; a seed counts where it has all types."""
     found: dict[str, dict[int, Spread]] = {}
     for severity, splits in {0: ["iid"], **levels}.items():
         part = frame[(frame["metric"] == metric) & frame["split"].isin(splits)]
@@ -109,18 +97,14 @@ def mean_over_types(
     return found
 
 
-def box_figure(metrics: Mapping[str, Mapping[str, Boxes]], labels: Sequence[str]) -> Figure:
-    """A panel for each metric with the boxes of all lines side by side; many lines wrap.
-
-    Args:
-        metrics: by metric and line, the boxes.
-        labels: the lines in their order.
-    """
+def _box_figure(metrics: Mapping[str, Mapping[str, Boxes]], labels: Sequence[str]) -> Figure:
+    """A panel for each metric with the boxes of all lines side by side; many lines wrap."""
     shown = next(iter(metrics.values()))
     groups = with_reference([label for label in labels if label in shown])
     names = [metric_name(metric) for metric in metrics]
-    titles, shape = [f"{n.title} ({n.better} is better)" for n in names], {"height": 1.15}
-    figure, blocks = block_figure(groups, titles, num_columns=1, legend="areas", left=0.42, **shape)
+    titles = [f"{name.title} ({name.better} is better)" for name in names]
+    shape: dict[str, Any] = {"num_columns": 1, "height": 1.15, "left": 0.42}
+    figure, blocks = block_figure(groups, titles, legend="areas", **shape)
     for group, panels in zip(groups, blocks, strict=True):
         for boxes, axes in zip(metrics.values(), panels, strict=True):
             _draw_boxes(axes, [boxes.get(name, {}) for name in group])
@@ -128,13 +112,8 @@ def box_figure(metrics: Mapping[str, Mapping[str, Boxes]], labels: Sequence[str]
     return figure
 
 
-def severity_figure(metrics: Mapping[str, Mapping[str, Means]], labels: Sequence[str]) -> Figure:
-    """A panel for each metric with a line for each method; many methods wrap.
-
-    Args:
-        metrics: by metric and line, the means.
-        labels: the lines in their order.
-    """
+def _severity_figure(metrics: Mapping[str, Mapping[str, Means]], labels: Sequence[str]) -> Figure:
+    """A panel for each metric with a line for each method; many methods wrap."""
     groups, titles = with_reference(labels), [metric_name(metric).title for metric in metrics]
     figure, blocks = block_figure(
         groups, titles, num_columns=3, height=1.5, legend="marks", gap=0.42

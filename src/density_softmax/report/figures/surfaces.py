@@ -47,7 +47,7 @@ NUM_POINTS = 60
 LEFT, GAP, ROW_GAP, FOOT, HIGH_FOOT = 0.18, 0.05, 0.08, 0.36, 0.6
 POINTS, BOUNDARY = 2.0, 3.0  # what is drawn over what
 # Kinds of points: told apart by shape as well as by colour; the last number is a relative size.
-MARKS = (("class 0", "o", BLUE, 1.0), ("class 1", "^", ORANGE, 1.15), ("OOD", "D", RED, 0.9))
+MARKS = {"class 0": ("o", BLUE, 1.0), "class 1": ("^", ORANGE, 1.15), "OOD": ("D", RED, 0.9)}
 
 
 class Measure(NamedTuple):
@@ -148,14 +148,14 @@ def surface_figure(panels: Sequence[Panel], measure: Measure) -> Figure:
         row_gap=ROW_GAP,
         foot=ROW_GAP + (FOOT if len(panels) > 2 else HIGH_FOOT),
     )
-    for number, (upper, panel) in enumerate(zip(made.axes, panels, strict=True)):
+    for upper, panel in zip(made.axes, panels, strict=True):
         lower = _split(made.figure, upper)
         _draw_surface(upper, panel.probability, PROBABILITY, 1.0)
         _draw_boundary(upper, panel.probability)
         _draw_surface(lower, measure.of(panel.probability), UNCERTAINTY, measure.largest)
         for axes in (upper, lower):
             _draw_points(axes, panel.points)
-        if made.is_left(number):
+        if upper in made.left:
             upper.set_ylabel("probability", labelpad=3)
             lower.set_ylabel(measure.name.lower(), labelpad=3)
     _draw_foot(made.figure, measure)
@@ -193,7 +193,7 @@ def _draw_boundary(axes: Axes, probability: Array) -> None:
 
 def _draw_points(axes: Axes, points: Sequence[Array]) -> None:
     size = 1.0 + 0.9 * axes.get_position().width * axes.get_figure().get_size_inches()[0]  # type: ignore[union-attr]
-    for x, (_, *marks) in zip(points, MARKS, strict=True):
+    for x, marks in zip(points, MARKS.values(), strict=True):
         axes.plot(x[:, 0], x[:, 1], **_style(*marks, size))
     axes.set_xlim(GRID_EXTENT[:2])
     axes.set_ylim(GRID_EXTENT[2:])
@@ -213,7 +213,7 @@ def _draw_foot(figure: Figure, measure: Measure) -> None:
     wide, height = figure.get_size_inches()[0] == PAGE, figure.get_size_inches()[1]
     _draw_scale(figure, 1 / 7 if wide else 1 / 4, "p(y = 1 | x)", PROBABILITY, 1.0)
     _draw_scale(figure, 6 / 7 if wide else 3 / 4, measure.formula, UNCERTAINTY, measure.largest)
-    handles = [Line2D([], [], label=name, **_style(*marks, 4)) for name, *marks in MARKS]
+    handles = [Line2D([], [], label=name, **_style(*marks, 4)) for name, marks in MARKS.items()]
     handles.append(Line2D([], [], color=INK, linewidth=0.7, label="p = ½"))
     spacing = {"handletextpad": 0.3, "columnspacing": 1.4}
     anchor = (_across(figure, 0.5), 0.08 / height if wide else 0)
