@@ -177,7 +177,7 @@ def test_rows_and_epochs_say_which_member_they_are_about(whole: Path) -> None:
 def test_a_report_shows_the_ensemble_and_not_its_members(whole: Path) -> None:
     assert [run.path for run in find_runs([whole]).finished] == [whole]
     left = find_runs([whole / "members" / "1"]).left_out
-    assert [each.run.method for each in left] == ["deterministic"]
+    assert [each.run.kind for each in left] == ["deterministic"]
 
 
 def test_members_may_be_of_a_method_whose_stages_read_features(tmp_path: Path) -> None:

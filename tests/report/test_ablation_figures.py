@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from density_softmax.report.figures import feature_maps, write_figures
 from density_softmax.report.figures.feature_maps import _embed
 from density_softmax.report.figures.reliability import _without_density
-from density_softmax.report.frame import Penalty, penalties, without_penalty
+from density_softmax.report.frame import Penalty, penalties
 from density_softmax.report.paper import paper_penalties
 from density_softmax.report.runs import find_runs
 from density_softmax.report.tables import build_penalty_tables
@@ -42,7 +42,7 @@ def test_a_penalty_is_its_weight_and_whether_the_head_was_trained(
     make_images("deterministic")
     found = {
         (line.changes, penalty): [run.variant_text for run in runs]
-        for line, variants in penalties(find_runs([tmp_path]).finished).items()
+        for line, variants in penalties(find_runs([tmp_path]).finished, heads=True).items()
         for penalty, runs in variants.items()
     }
     assert found == {
@@ -133,10 +133,11 @@ def test_maps_need_a_run_without_penalty_and_one_with_it(
 ) -> None:
     make_images("density_softmax", [weight(1.0)])
     make_images("density_softmax")
-    assert without_penalty(find_runs([tmp_path]).finished) == {}
+    make_images("density_softmax", [NONE, "method.energy=false"])
+    assert list(feature_maps.draw(setting(tmp_path))) == []
     make_images("density_softmax", [NONE])
-    (variants,) = without_penalty(find_runs([tmp_path]).finished).values()
-    assert list(variants) == [0.0, 0.001, 1.0]
+    (drawing,) = feature_maps.draw(setting(tmp_path))
+    assert len(drawing.figure.axes) == 3
 
 
 def test_features_are_mapped_with_and_without_penalty(

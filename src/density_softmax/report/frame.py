@@ -44,13 +44,13 @@ __all__ = [
     "seeds_of",
     "settings_of",
     "with_shared_means",
-    "without_penalty",
 ]
 
 Key = tuple[str, str]  # split and metric
 SplitRole = Literal["iid", "shift", "ood", "each shift", "cost"]
 
 GROUPS = ("run", "setting", "line")
+HEAD = "method.head"
 # The corruption of which the paper shows reliability diagrams.
 SHOWN_KIND, SHOWN_SEVERITY = "glass_blur", 3
 
@@ -206,32 +206,19 @@ def seeds_of(runs: Sequence[Run]) -> str:
     return f"Seed{'s' if seeds[1:] else ''} {', '.join(map(str, seeds))}."
 
 
-def penalties(runs: Iterable[Run]) -> dict[Line, dict[Penalty, list[Run]]]:
-    """Runs that differ in λ and in the training of the head alone, by what they share; λ grows.
+def penalties(runs: Iterable[Run], *, heads: bool) -> dict[Line, dict[Penalty, list[Run]]]:
+    """Runs that differ in their penalty alone, by what they share; λ grows.
 
     Args:
         runs: on the same data; those whose method has no penalty are left out.
+        heads: whether they may also differ in the training of the head.
     """
     found: dict[Line, dict[Penalty, list[Run]]] = {}
     for run in runs:
         if (penalty := _penalty_of(run)) is not None:
-            line = line_of(run, lambda path, v: _is_weight(path, v) or path == "method.head")
+            line = line_of(run, lambda path, v: _is_weight(path, v) or (heads and path == HEAD))
             found.setdefault(line, {}).setdefault(penalty, []).append(run)
     return {line: dict(sorted(each.items())) for line, each in found.items()}
-
-
-def without_penalty(runs: Iterable[Run]) -> dict[Line, dict[float, Run]]:
-    """By λ, runs that differ in λ alone: one without penalty and others with it.
-
-    Args:
-        runs: on the same data; those whose method has no penalty are left out.
-    """
-    found: dict[Line, dict[float, Run]] = {}
-    for run in runs:
-        if (penalty := _penalty_of(run)) is not None:
-            found.setdefault(line_of(run, _is_weight), {}).setdefault(penalty.weight, run)
-    ordered = {line: dict(sorted(each.items())) for line, each in found.items()}
-    return {line: each for line, each in ordered.items() if 0 in each and len(each) > 1}
 
 
 def frame_of(runs: Iterable[Run]) -> pd.DataFrame:

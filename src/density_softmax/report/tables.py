@@ -172,7 +172,7 @@ def build_penalty_tables(
     return [
         _penalty_table(setting, line, variants, quotes or {})
         for setting in settings_of(runs)
-        for line, variants in penalties(setting.runs).items()
+        for line, variants in penalties(setting.runs, heads=True).items()
         if len(variants) > 1
     ]
 

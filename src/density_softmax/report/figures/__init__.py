@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
 from density_softmax.engine.progress import Bars
-from density_softmax.files import StorageError
+from density_softmax.files import write_bytes
 from density_softmax.report.frame import settings_of
 from density_softmax.report.runs import Run
 from density_softmax.report.style import paper_style
@@ -36,16 +35,8 @@ SECTIONS = {
 PREVIEW = 1400
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A figure before it is saved.
-
-    Attributes:
-        figure: what is drawn.
-        stem: its file name without ending.
-        title: what it shows.
-        caption: how to read it.
-    """
+class Drawing(NamedTuple):
+    """A figure before it is saved: its file name without ending, what it shows, how to read it."""
 
     figure: Figure
     stem: str
@@ -53,17 +44,8 @@ class Drawing:
     caption: str
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure in a report.
-
-    Attributes:
-        file: without ending; there are .svg, .pdf and .png.
-        title: what it shows.
-        caption: how to read it.
-        preview: WebP for the page.
-        width: in inches.
-    """
+class Picture(NamedTuple):
+    """A saved figure: its path without ending, a WebP for the page, and its width in inches."""
 
     file: Path
     title: str
@@ -104,9 +86,9 @@ def save_figure(drawing: Drawing, folder: Path) -> Picture:
     """
     figure, file = drawing.figure, folder / drawing.stem
     width = figure.get_size_inches()[0]
-    _write(file, "svg", _draw(figure, "svg", metadata={"Date": None}))
-    _write(file, "pdf", _draw(figure, "pdf", metadata={"CreationDate": None}))
-    _write(file, "png", _draw(figure, "png"))
+    for ending, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None}), ("png", {})):
+        content = _draw(figure, ending, metadata=metadata)
+        write_bytes(file.with_name(f"{file.name}.{ending}"), content)
     preview = _draw(figure, "webp", dpi=PREVIEW / width, pil_kwargs={"quality": 75})
     return Picture(file, drawing.title, drawing.caption, preview, width)
 
@@ -115,14 +97,3 @@ def _draw(figure: Figure, ending: str, **options: Any) -> bytes:
     stream = io.BytesIO()
     figure.savefig(stream, format=ending, **options)
     return stream.getvalue()
-
-
-def _write(file: Path, ending: str, content: bytes) -> None:
-    target = file.with_name(f"{file.name}.{ending}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
-    except OSError as error:
-        raise StorageError(
-            f"{target}: cannot be written ({error}); free some space or choose another folder"
-        ) from None

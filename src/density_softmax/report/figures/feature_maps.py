@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from density_softmax.report.figures import Drawing
-from density_softmax.report.frame import Setting, seeds_of, without_penalty
+from density_softmax.report.frame import Setting, penalties, seeds_of
 from density_softmax.report.names import file_stem, split_name
 from density_softmax.report.runs import Run
 from density_softmax.report.style import LOOKS, panel_figure
@@ -52,13 +52,15 @@ def draw(setting: Setting) -> Iterator[Drawing]:
     kept = {split for run in setting.runs for split in _splits(run)}
     for split in sorted(kept, key=lambda name: (name != "iid", name)):
         runs = setting.first_seeds(lambda run, split=split: split in _splits(run))  # type: ignore[misc]
-        for line, variants in without_penalty(runs).items():
-            yield Drawing(
-                _map_figure([_read(weight, run, split) for weight, run in variants.items()]),
-                file_stem(setting.name, *line.words, "features", split),
-                f"Features with and without penalty, {split_name(split)}: {setting.name}",
-                f"{CAPTION} {seeds_of(list(variants.values()))}",
-            )
+        for line, variants in penalties(runs, heads=False).items():
+            weights = {penalty.weight: run for penalty, (run, *_) in variants.items()}
+            if len(weights) > 1 and 0 in weights:
+                yield Drawing(
+                    _map_figure([_read(weight, run, split) for weight, run in weights.items()]),
+                    file_stem(setting.name, *line.words, "features", split),
+                    f"Features with and without penalty, {split_name(split)}: {setting.name}",
+                    f"{CAPTION} {seeds_of(list(weights.values()))}",
+                )
 
 
 def _map_figure(maps: Sequence[FeatureMap]) -> Figure:

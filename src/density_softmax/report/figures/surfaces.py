@@ -148,13 +148,14 @@ def surface_figure(panels: Sequence[Panel], measure: Measure) -> Figure:
         row_gap=ROW_GAP,
         foot=ROW_GAP + (FOOT if len(panels) > 2 else HIGH_FOOT),
     )
+    width = made.axes[0].get_position().width * made.figure.get_size_inches()[0]
     for upper, panel in zip(made.axes, panels, strict=True):
         lower = _split(made.figure, upper)
         _draw_surface(upper, panel.probability, PROBABILITY, 1.0)
         _draw_boundary(upper, panel.probability)
         _draw_surface(lower, measure.of(panel.probability), UNCERTAINTY, measure.largest)
         for axes in (upper, lower):
-            _draw_points(axes, panel.points)
+            _draw_points(axes, panel.points, 1.0 + 0.9 * width)
         if upper in made.left:
             upper.set_ylabel("probability", labelpad=3)
             lower.set_ylabel(measure.name.lower(), labelpad=3)
@@ -191,8 +192,7 @@ def _draw_boundary(axes: Axes, probability: Array) -> None:
         axes.contour(xs, ys, sides, levels=[0.5], colors=INK, linewidths=0.7, zorder=BOUNDARY)
 
 
-def _draw_points(axes: Axes, points: Sequence[Array]) -> None:
-    size = 1.0 + 0.9 * axes.get_position().width * axes.get_figure().get_size_inches()[0]  # type: ignore[union-attr]
+def _draw_points(axes: Axes, points: Sequence[Array], size: float) -> None:
     for x, marks in zip(points, MARKS.values(), strict=True):
         axes.plot(x[:, 0], x[:, 1], **_style(*marks, size))
     axes.set_xlim(GRID_EXTENT[:2])
