@@ -1,5 +1,7 @@
 import csv
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -150,15 +152,33 @@ def test_a_report_can_be_written_again(tmp_path: Path, make: MakeRun) -> None:
     assert write_report([run], tmp_path / "out").read_bytes() == first
 
 
+def test_a_run_summary_loads_nothing_that_only_reports_need() -> None:
+    code = "import sys; from density_softmax.report import run_summary; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    assert not {"matplotlib", "jinja2"} & loaded
+    assert "pandas" not in loaded or "sklearn" in loaded  # which loads it on its own
+
+
+def test_without_pandas_the_extra_is_named(tmp_path: Path, make: MakeRun) -> None:
+    run = make(drawn=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "pandas", None)
+        with pytest.raises(UserError, match=r"pandas: pip install 'density-softmax\[report\]'"):
+            write_report([run], tmp_path / "out")
+
+
 def test_a_run_summary_shows_every_figure_but_those_of_single_shifts() -> None:
     rows = [
         Row("r", "m", "default", 0, "iid", "nll", 0.25),
         Row("r", "m", "default", 0, "set-c/fog/3", "nll", 0.75),
         Row("r", "m", "default", 0, "set-c", "cnll", 0.5),
+        Row("r", "m", "default", 0, "[bold]two\nlines", "confidence", 0.5),
     ]
     console = Console(width=80)
     with console.capture() as capture:
         console.print(run_summary(rows))
     assert "0.25" in capture.get()
     assert "cnll" in capture.get()
+    assert "[bold]two lines" in capture.get()
     assert "0.75" not in capture.get()
