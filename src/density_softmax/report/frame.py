@@ -29,7 +29,6 @@ __all__ = [
     "Penalty",
     "Setting",
     "Shifts",
-    "SplitRole",
     "Splits",
     "Spread",
     "as_frame",

@@ -29,9 +29,7 @@ __all__ = [
     "DARK_ORANGE",
     "GREY",
     "INK",
-    "LETTER",
     "LEVELS",
-    "LINE",
     "LOOKS",
     "ORANGE",
     "PAGE",
@@ -40,13 +38,10 @@ __all__ = [
     "RIGHT",
     "ROW",
     "UNCERTAINTY",
-    "Look",
-    "Panels",
     "add_axes",
     "add_legend",
     "block_figure",
     "lined_figure",
-    "literal",
     "new_figure",
     "panel_figure",
     "paper_style",
@@ -157,15 +152,6 @@ def paper_style() -> Iterator[None]:
         yield
 
 
-def literal(text: str) -> str:
-    """The text as matplotlib must be given it, which sees formulas between dollar signs.
-
-    Args:
-        text: any name.
-    """
-    return text.replace("$", r"\$")
-
-
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, without any global state.
 
@@ -228,7 +214,7 @@ def panel_figure(
         row, column = divmod(number, num_columns)
         top = sum(heads[: row + 1]) + row * (height + row_gap)
         axes.append(add_axes(figure, left + column * (inner + gap), top, inner, height))
-        axes[-1].set_title(literal("\n".join(title)), loc="left", pad=3, linespacing=1.1)
+        axes[-1].set_title(_literal("\n".join(title)), loc="left", pad=3, linespacing=1.1)
     return Panels(figure, tuple(axes), num_columns)
 
 
@@ -269,9 +255,9 @@ def block_figure(
             row, column = divmod(number, num_columns)
             corner = left + column * (inner + gap), top + row * row_height + LINE + TITLE_GAP
             axes.append(add_axes(figure, *corner, inner, height))
-            axes[-1].set_title(literal(title), loc="left", pad=3)
+            axes[-1].set_title(_literal(title), loc="left", pad=3)
         handles = [_handle(look, legend) for _, look in zip(labels, LOOKS, strict=False)]
-        names = [literal(shown[label]) for label in labels]
+        names = [_literal(shown[label]) for label in labels]
         anchor = (0.5, 1 - (top + panels_height) / figure.get_size_inches()[1])
         spacing = {"handletextpad": 0.5, "columnspacing": 1.2, "labelspacing": 0.3}
         spacing |= {"borderaxespad": 0, "ncols": num_in_row}
@@ -301,8 +287,8 @@ def lined_figure(
         line, column = divmod(number, num_columns)
         top = line * row_height + LINE + TITLE_GAP
         axes = add_axes(figure, left + column * (inner + 0.14), top, inner, height)
-        axes.set_title(literal(title), loc="left", pad=3)
-        axes.set_yticks(range(len(labels)), list(map(literal, shown)) if column == 0 else [])
+        axes.set_title(_literal(title), loc="left", pad=3)
+        axes.set_yticks(range(len(labels)), list(map(_literal, shown)) if column == 0 else [])
         axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.tick_params(axis="y", length=0)
         tidy(axes, grid="x")
@@ -320,7 +306,7 @@ def add_legend(figure: Figure, handles: Sequence[Artist], num_in_row: int, **opt
         options: of matplotlib's legend.
     """
     for handle in handles:
-        handle.set_label(literal(str(handle.get_label())))
+        handle.set_label(_literal(str(handle.get_label())))
     options = {"loc": "lower center", "borderaxespad": 0.1, **options}
     figure.legend(handles=list(handles), ncols=num_in_row, **options)
 
@@ -335,6 +321,11 @@ def tidy(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
     axes.grid(axis=grid, linewidth=0.3, alpha=0.5)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _literal(text: str) -> str:
+    """The text with its dollar signs, between which matplotlib would see a formula."""
+    return text.replace("$", r"\$")
 
 
 def _shorten(label: str, num_letters: int) -> list[str]:

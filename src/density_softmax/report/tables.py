@@ -393,5 +393,5 @@ def _best(column: pd.DataFrame, spreads: Mapping[str, Spread], better: Better | 
     first, second, *_ = sorted(
         finite, key=lambda name: spreads[name].mean, reverse=better == "higher"
     )
-    pairs = column.pivot(index="seed", columns="line", values="value")[[first, second]].dropna()
+    pairs = column.pivot_table("value", "seed", "line", aggfunc="last")[[first, second]].dropna()
     return first if is_better(list(pairs[first]), list(pairs[second]), better) else None

@@ -89,7 +89,7 @@ def _mean_over_types(
     found: dict[str, dict[int, Spread]] = {}
     for severity, splits in {0: ["iid"], **levels}.items():
         part = frame[(frame["metric"] == metric) & frame["split"].isin(splits)]
-        types = part.pivot(index=["line", "seed"], columns="split", values="value").dropna()
+        types = part.pivot_table("value", ["line", "seed"], "split", aggfunc="last").dropna()
         if set(splits) <= set(types.columns):
             means = types.mean(axis=1).rename("value").reset_index()
             for line, spread in over_seeds(means, "line").items():
