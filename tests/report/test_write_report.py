@@ -160,12 +160,16 @@ def test_a_run_summary_loads_nothing_that_only_reports_need() -> None:
     assert "pandas" not in loaded or "sklearn" in loaded  # which loads it on its own
 
 
-def test_without_pandas_the_extra_is_named(tmp_path: Path, make: MakeRun) -> None:
-    run = make(drawn=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "pandas", None)
-        with pytest.raises(UserError, match=r"pandas: pip install 'density-softmax\[report\]'"):
-            write_report([run], tmp_path / "out")
+@pytest.mark.parametrize("command", [["report", "runs"], ["demo", "--out", "out"]])
+def test_without_pandas_the_extra_is_named_before_anything_is_done(
+    tmp_path: Path, command: list[str]
+) -> None:
+    code = "import sys; sys.modules['pandas'] = None; from density_softmax.cli import main; main()"
+    words = [sys.executable, "-c", code, *command]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    message = "density-softmax: reports need pandas: pip install 'density-softmax[report]'\n"
+    assert (done.returncode, done.stderr) == (2, message)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_summary_shows_every_figure_but_those_of_single_shifts() -> None:

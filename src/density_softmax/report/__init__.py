@@ -6,7 +6,10 @@ Names are imported when first used: pandas and matplotlib take a while, and `tra
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from density_softmax.errors import UserError
 
 if TYPE_CHECKING:
     from density_softmax.report.figures.costs import cost_figure
@@ -53,5 +56,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Whoever will write a report learns what it needs before hours of training.
+    if name == "write_report" and find_spec("pandas") is None:
+        raise UserError("reports need pandas: pip install 'density-softmax[report]'")
     home = next((home for home, names in _HOMES.items() if name in names), "page")
     return getattr(import_module(f"{__name__}.{home}"), name)

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from density_softmax.config import to_dict
-from density_softmax.errors import UserError
 from density_softmax.report.names import (
     Label,
     method_name,
@@ -241,10 +240,8 @@ def as_frame(results: Iterable[tuple[Any, ...]]) -> pd.DataFrame:
     Args:
         results: entries of all these columns, in their order.
     """
-    try:
-        import pandas as pd
-    except ModuleNotFoundError:
-        raise UserError("reports need pandas: pip install 'density-softmax[report]'") from None
+    import pandas as pd
+
     words = dict.fromkeys(("split", "metric", "line", "setting"), object)
     frame = pd.DataFrame(list(results), columns=[*Row._fields, *GROUPS]).astype(words)
     stages = frame[frame["metric"].str.startswith("train_seconds:")]
