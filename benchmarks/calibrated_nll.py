@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.progress import track
 
 from density_softmax.nn.softmax.head import fit_temperature, nll_of_logits
+from density_softmax.report.frame import sort_runs
 from density_softmax.report.runs import Run, find_runs
 from density_softmax.runs.evaluation import label_metrics, mean_over_shifts
 from density_softmax.runs.rows import write_rows
@@ -31,9 +32,10 @@ def main() -> None:
     """A line per run."""
     args = parse()
     rows = []
-    for run in track(find_runs(args.runs).finished, description="runs"):
+    for run in track(sort_runs(find_runs(args.runs)).finished, description="runs"):
+        key = run.recipe.name, run.kind, run.variant_text, run.seed
         for shift, found in decomposed(run).items():
-            rows += [Row(*run.key, shift, metric, value) for metric, value in found.items()]
+            rows += [Row(*key, shift, metric, value) for metric, value in found.items()]
     print(table(rows))
     if args.out is not None:
         write_rows(args.out / "rows.csv", rows)

@@ -13,6 +13,7 @@ from density_softmax.data.toy import Toy
 from density_softmax.errors import UserError
 from density_softmax.methods import DensitySoftmax
 from density_softmax.recipes import Recipe
+from density_softmax.report.frame import sort_runs
 from density_softmax.report.runs import Run, find_runs
 from density_softmax.runs.rows import read_rows
 from density_softmax.runs.run import RunDirectory
@@ -175,8 +176,8 @@ def test_rows_and_epochs_say_which_member_they_are_about(whole: Path) -> None:
 
 
 def test_a_report_shows_the_ensemble_and_not_its_members(whole: Path) -> None:
-    assert [run.path for run in find_runs([whole]).finished] == [whole]
-    left = find_runs([whole / "members" / "1"]).left_out
+    assert [run.path for run in sort_runs(find_runs([whole])).finished] == [whole]
+    left = sort_runs(find_runs([whole / "members" / "1"])).left_out
     assert [each.run.kind for each in left] == ["deterministic"]
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from density_softmax.report.frame import Setting, as_frame, settings_of
+from density_softmax.report.frame import Setting, as_frame, settings_of, sort_runs
 from density_softmax.report.names import Label, method_name
-from density_softmax.report.runs import find_runs
+from density_softmax.report.runs import Run, find_runs
 from density_softmax.types import Row
 
 
@@ -19,9 +19,14 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     )
 
 
+def finished(path: Path) -> tuple[Run, ...]:
+    """The finished runs below a path, in their order."""
+    return sort_runs(find_runs([path])).finished
+
+
 def setting(path: Path) -> Setting:
     """The only setting of the runs below a path."""
-    (found,) = settings_of(find_runs([path]).finished)
+    (found,) = settings_of(finished(path))
     return found
 
 

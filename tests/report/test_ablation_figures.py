@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from comparison import setting
+from comparison import finished, setting
 from matplotlib.figure import Figure
 
 from density_softmax.report.figures import feature_maps, write_figures
@@ -12,7 +12,6 @@ from density_softmax.report.figures.feature_maps import _embed
 from density_softmax.report.figures.reliability import _without_density
 from density_softmax.report.frame import Penalty, penalties
 from density_softmax.report.paper import paper_penalties
-from density_softmax.report.runs import find_runs
 from density_softmax.report.tables import build_penalty_tables
 
 MakeRun = Callable[..., Path]
@@ -42,7 +41,7 @@ def test_a_penalty_is_its_weight_and_whether_the_head_was_trained(
     make_images("deterministic")
     found = {
         (line.changes, penalty): [run.variant_text for run in runs]
-        for line, variants in penalties(find_runs([tmp_path]).finished, heads=True).items()
+        for line, variants in penalties(finished(tmp_path), heads=True).items()
         for penalty, runs in variants.items()
     }
     assert found == {
@@ -60,7 +59,7 @@ def test_the_table_of_penalties_has_a_line_for_each_lambda_and_head(
 ) -> None:
     for seed in range(2):
         make_penalties(make_images, seed)
-    (table,) = build_penalty_tables(find_runs([tmp_path]).finished)
+    (table,) = build_penalty_tables(finished(tmp_path))
     names = ["λ = 0, without Eq. 6", "λ = 0.001, without Eq. 6", "λ = 1, without Eq. 6", "λ = 1"]
     assert [line.name for line in table.lines] == names
     assert all(line.num_seeds == 2 for line in table.lines)
@@ -76,9 +75,9 @@ def test_runs_that_differ_elsewhere_make_a_table_of_their_own(
     for name in ("cifar10", "digits"):
         make_images("density_softmax", name=name)
     make_images("density_softmax", [NONE, other], name="cifar10")
-    assert build_penalty_tables(find_runs([tmp_path]).finished) == []
+    assert build_penalty_tables(finished(tmp_path)) == []
     make_images("density_softmax", [other], name="cifar10")
-    (table,) = build_penalty_tables(find_runs([tmp_path]).finished, paper_penalties())
+    (table,) = build_penalty_tables(finished(tmp_path), paper_penalties())
     assert table.title == "cifar10: Density-Softmax (energy=true) by the weight λ of its penalty"
     assert not any(column.quoted for column in table.columns)  # not what the paper ran
 
@@ -89,7 +88,7 @@ def test_the_papers_numbers_stand_beside_ours_for_its_own_recipe_alone(
     for name in ("cifar10", "digits"):
         for changes in ([], [NONE], [weight(1.0), "method.head=null"], [weight(1.0)]):
             make_images("density_softmax", changes, name=name)
-    tables = build_penalty_tables(find_runs([tmp_path]).finished, paper_penalties())
+    tables = build_penalty_tables(finished(tmp_path), paper_penalties())
     quoted = {table.name: [c for c in table.columns if c.quoted] for table in tables}
     assert [column.note for column in quoted["cifar10-penalty"]] == ["NLL", "Accuracy", "ECE"]
     assert quoted["digits-penalty"] == []
@@ -105,7 +104,7 @@ def test_the_papers_numbers_stand_beside_ours_for_its_own_recipe_alone(
 def test_one_penalty_alone_makes_no_table(tmp_path: Path, make_images: MakeRun) -> None:
     make_images("density_softmax")
     make_images()
-    assert build_penalty_tables(find_runs([tmp_path]).finished) == []
+    assert build_penalty_tables(finished(tmp_path)) == []
 
 
 def test_a_pair_differs_in_the_density_alone(tmp_path: Path, make_images: MakeRun) -> None:
@@ -114,7 +113,7 @@ def test_a_pair_differs_in_the_density_alone(tmp_path: Path, make_images: MakeRu
     make_images("density_softmax", [blind])
     make_images("density_softmax", [NONE, blind])
     make_images("constant_temperature")
-    (pair,) = _without_density(find_runs([tmp_path]).finished).values()
+    (pair,) = _without_density(finished(tmp_path)).values()
     assert [run.variant for run in pair] == [{}, {"method.scale": "temperature"}]
 
 
@@ -122,9 +121,9 @@ def test_the_control_stands_in_for_a_variant_without_density(
     tmp_path: Path, make_images: MakeRun
 ) -> None:
     make_images("density_softmax")
-    assert _without_density(find_runs([tmp_path]).finished) == {}
+    assert _without_density(finished(tmp_path)) == {}
     make_images("constant_temperature")
-    (pair,) = _without_density(find_runs([tmp_path]).finished).values()
+    (pair,) = _without_density(finished(tmp_path)).values()
     assert [run.kind for run in pair] == ["density_softmax", "constant_temperature"]
 
 
@@ -144,7 +143,7 @@ def test_features_are_mapped_with_and_without_penalty(
     tmp_path: Path, make_images: MakeRun, undrawn: list[Figure]
 ) -> None:
     make_penalties(make_images)
-    pictures = write_figures(find_runs([tmp_path]).finished, tmp_path)["Feature maps"]
+    pictures = write_figures(finished(tmp_path), tmp_path)["Feature maps"]
     assert [p.file.name for p in pictures] == ["digits-density_softmax-features-iid"]
     titles = [axes.get_title(loc="left").partition(",")[0] for axes in undrawn[-1].axes]
     assert titles == ["λ = 0", "λ = 0.001", "λ = 1"]

@@ -6,7 +6,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from comparison import frame, setting
+from comparison import finished, frame, setting
 
 from density_softmax.metrics import aurc, entropy
 from density_softmax.report.figures import coverage, entropies, likelihoods
@@ -18,7 +18,7 @@ from density_softmax.report.figures.likelihoods import (
     _log_densities,
 )
 from density_softmax.report.frame import find_splits
-from density_softmax.report.runs import Run, find_runs
+from density_softmax.report.runs import Run
 from density_softmax.runs.run import RunDirectory
 
 MakeRun = Callable[..., Path]
@@ -27,7 +27,7 @@ MakeRun = Callable[..., Path]
 @pytest.fixture
 def run(tmp_path: Path, make_images: MakeRun) -> Run:
     make_images("density_softmax")
-    return find_runs([tmp_path]).finished[0]
+    return finished(tmp_path)[0]
 
 
 def test_the_area_under_a_risk_coverage_curve_is_aurc(run: Run) -> None:

@@ -5,11 +5,11 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from comparison import finished
 from matplotlib.figure import Figure
 
 from density_softmax.report import figures
 from density_softmax.report.figures import SECTIONS, write_figures
-from density_softmax.report.runs import find_runs
 from density_softmax.runs.run import RunDirectory
 
 MakeRun = Callable[..., Path]
@@ -18,9 +18,9 @@ MakeRun = Callable[..., Path]
 @pytest.mark.usefixtures("undrawn")
 def test_what_the_runs_have_no_data_for_is_left_out(tmp_path: Path, make: MakeRun) -> None:
     make(drawn=False)
-    assert write_figures(find_runs([tmp_path]).finished, tmp_path) == {}
+    assert write_figures(finished(tmp_path), tmp_path) == {}
     make(seed=1)  # only this one can be drawn, although it is not the first
-    sections = write_figures(find_runs([tmp_path]).finished, tmp_path)
+    sections = write_figures(finished(tmp_path), tmp_path)
     assert list(sections) == ["Surfaces", "Seeds", "Training curves"]
 
 
@@ -31,7 +31,7 @@ def test_all_that_the_runs_have_is_drawn_once_and_explained(
         make_images("density_softmax", seed=seed)
     make_images("density_softmax", ["method.penalty=none"])
     make_images("density_softmax", ["data.augment=false"])
-    sections = write_figures(find_runs([tmp_path]).finished, tmp_path)
+    sections = write_figures(finished(tmp_path), tmp_path)
     assert set(SECTIONS) - set(sections) == {"Surfaces", "Training curves"}
     pictures = [picture for pictures in sections.values() for picture in pictures]
     assert len(pictures) == len(undrawn) == len({picture.file for picture in pictures})
@@ -47,7 +47,7 @@ def test_sets_of_any_name_are_drawn(tmp_path: Path, make_images: MakeRun) -> Non
     (run.path / "predictions" / "set.1.safetensors").rename(
         run.path / "predictions" / f"{name}.safetensors"
     )
-    sections = write_figures(find_runs([tmp_path]).finished, tmp_path / "out")
+    sections = write_figures(finished(tmp_path), tmp_path / "out")
     titles = [picture.title for picture in sections["Calibration"]]
     assert "Reliability, a$x_{1$} [bold] $: digits" in titles
 

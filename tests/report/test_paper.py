@@ -4,7 +4,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from comparison import frame
+from comparison import finished, frame
 
 from density_softmax.methods import MethodConfig
 from density_softmax.recipes import RECIPES
@@ -12,7 +12,6 @@ from density_softmax.report import as_csv, as_html, as_latex, as_text
 from density_softmax.report.frame import frame_of
 from density_softmax.report.names import method_name
 from density_softmax.report.paper import paper_penalties, paper_results, paper_shifts, paper_value
-from density_softmax.report.runs import find_runs
 from density_softmax.report.tables import Table, build_tables, fold
 from density_softmax.types import Row
 
@@ -130,7 +129,7 @@ def test_the_paper_does_not_stand_beside_other_data(
 ) -> None:
     for changes, expected in (([], {"NLL", "Accuracy", "ECE"}), (["data.augment=false"], set())):
         run = make_images(changes=changes, name="cifar10")
-        rows = frame_of(find_runs([run]).finished)
+        rows = frame_of(finished(run))
         table = next(t for t in build_tables(rows, paper_results()) if t.role == "results")
         assert expected <= set(quoted(table))
         assert bool(expected) == bool(quoted(table))

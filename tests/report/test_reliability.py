@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from comparison import setting
+from comparison import finished, setting
 from matplotlib.container import BarContainer
 
 from density_softmax.metrics import ece, reliability_bins
@@ -14,7 +14,6 @@ from density_softmax.report.figures.reliability import (
     _reliability_figure,
     draw,
 )
-from density_softmax.report.runs import find_runs
 
 MakeRun = Callable[..., Path]
 
@@ -57,7 +56,7 @@ def test_each_method_has_a_panel_and_many_wrap() -> None:
 
 def test_a_diagram_is_that_of_the_kept_predictions(tmp_path: Path, make_images: MakeRun) -> None:
     make_images()
-    (run,) = find_runs([tmp_path]).finished
+    (run,) = finished(tmp_path)
     rows = {(row.split, row.metric): row.value for row in run.rows()}
     for split in ("iid", "set.1", "set-c/glass_blur/3"):
         assert _read_diagram(run, split).ece == pytest.approx(rows[split, "ece"])

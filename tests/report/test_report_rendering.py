@@ -5,12 +5,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from comparison import frame
+from comparison import finished, frame
 
 from density_softmax.report import as_csv, as_html, as_latex, as_text
 from density_softmax.report.frame import frame_of
 from density_softmax.report.paper import paper_penalties, paper_results
-from density_softmax.report.runs import find_runs
 from density_softmax.report.tables import Table, build_penalty_tables, build_tables
 from density_softmax.types import Row
 
@@ -93,7 +92,7 @@ def test_latex_needs_no_sign_beyond_ascii(tmp_path: Path, make_images: Callable[
     make_images("density_softmax", name="cifar10")
     make_images("density_softmax", ["method.penalty=none"])
     make_images("density_softmax")
-    runs = find_runs([tmp_path]).finished
+    runs = finished(tmp_path)
     penalties = build_penalty_tables(runs, paper_penalties())
     assert [line.name[0] for table in penalties for line in table.lines] == ["λ", "λ"]
     for each in [*build_tables(frame_of(runs), paper_results()), *penalties]:

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparison import setting
+from comparison import finished, setting
 
 from density_softmax.benchmark import identify
 from density_softmax.config import override
 from density_softmax.errors import UserError
 from density_softmax.recipes import get_recipe
-from density_softmax.report.frame import line_of, settings_of
+from density_softmax.report.frame import line_of, settings_of, sort_runs
 from density_softmax.report.runs import Run, find_runs
 from density_softmax.runs.run import RunDirectory
 
@@ -25,7 +25,7 @@ def run(path: Path, name: str = "toy", changes: Sequence[str] = (), seed: int = 
 
 def test_runs_are_found_at_any_depth_and_once(tmp_path: Path, make: MakeRun) -> None:
     runs = {make(seed=seed) for seed in range(3)}
-    found = find_runs([tmp_path, *runs, tmp_path / "runs"])
+    found = sort_runs(find_runs([tmp_path, *runs, tmp_path / "runs"]))
     assert {run.path for run in found.finished} == runs
     assert not found.left_out
 
@@ -35,7 +35,7 @@ def test_runs_are_ordered_by_method_variant_and_seed(tmp_path: Path, make: MakeR
     make(method="density_softmax")
     make(method="deterministic", seed=10)
     make(method="deterministic", seed=9)
-    labels = [(line_of(run).label, run.seed) for run in find_runs([tmp_path]).finished]
+    labels = [(line_of(run).label, run.seed) for run in finished(tmp_path)]
     assert labels == [
         ("ERM", 9),
         ("ERM", 10),
@@ -47,7 +47,7 @@ def test_runs_are_ordered_by_method_variant_and_seed(tmp_path: Path, make: MakeR
 def test_unfinished_runs_are_left_out_with_the_reason(tmp_path: Path, make: MakeRun) -> None:
     make(seed=0)
     unfinished = make(seed=1, finished=False)
-    found = find_runs([tmp_path])
+    found = sort_runs(find_runs([tmp_path]))
     assert [run.seed for run in found.finished] == [0]
     assert [(each.run.path, each.reason) for each in found.left_out] == [
         (unfinished, "unfinished: it has no rows.csv")
@@ -56,7 +56,7 @@ def test_unfinished_runs_are_left_out_with_the_reason(tmp_path: Path, make: Make
 
 def test_a_second_copy_of_a_run_is_not_counted_as_a_seed(tmp_path: Path, make: MakeRun) -> None:
     first, second = make(seed=0), make(seed=0)
-    found = find_runs([tmp_path])
+    found = sort_runs(find_runs([tmp_path]))
     assert [run.path for run in found.finished] == [first]
     assert found.left_out[0].run.path == second
     assert str(first) in found.left_out[0].reason
@@ -88,7 +88,7 @@ def test_runs_are_compared_with_those_on_the_same_data(tmp_path: Path, make: Mak
     for changes in ([], ["data_seed=3"], ["data.shape=two_ovals"]):
         make("deterministic", changes)
         make("density_softmax", [*changes, "method.scale=max"])
-    found = {each.name: each.labels for each in settings_of(find_runs([tmp_path]).finished)}
+    found = {each.name: each.labels for each in settings_of(finished(tmp_path))}
     ours = "Density-Softmax (scale=max"
     assert found == {
         "toy": ["ERM", "ERM (data_seed=3)", f"{ours})", f"{ours}, data_seed=3)"],

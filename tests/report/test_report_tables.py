@@ -3,11 +3,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comparison import frame
+from comparison import finished, frame
 from scipy import stats
 
 from density_softmax.report.frame import frame_of
-from density_softmax.report.runs import find_runs
 from density_softmax.report.tables import Cell, Table, build_tables, is_better
 from density_softmax.types import Row
 
@@ -166,7 +165,7 @@ def test_low_confidence_is_better_on_ood_data_only() -> None:
 def test_other_data_make_another_table(tmp_path: Path, make: Callable[..., Path]) -> None:
     make("density_softmax", drawn=False)
     make("density_softmax", ["data.shape=two_ovals", "method.scale=max"], drawn=False)
-    found = build_tables(frame_of(find_runs([tmp_path]).finished))
+    found = build_tables(frame_of(finished(tmp_path)))
     tables = [table for table in found if table.role == "iid"]
     assert [table.title.partition(":")[0] for table in tables] == ["toy", "toy (shape=two_ovals)"]
     names = ["Density-Softmax", "Density-Softmax (scale=max)"]

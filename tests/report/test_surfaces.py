@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from comparison import setting
+from comparison import finished, setting
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -18,7 +18,6 @@ from density_softmax.report.figures.surfaces import (
     surface_figure,
     surface_panel,
 )
-from density_softmax.report.runs import find_runs
 from density_softmax.report.style import COLUMN, PAGE, paper_style
 
 MakeRun = Callable[..., Path]
@@ -111,7 +110,7 @@ def test_each_shape_has_its_figure(
     make(changes=["data.shape=two_ovals"])
     monkeypatch.setattr(surfaces, "MEASURES", {"entropy": MEASURES["entropy"]})
     monkeypatch.setattr(figures, "SECTIONS", {"Surfaces": ("surfaces",)})
-    pictures = write_figures(find_runs([tmp_path]).finished, tmp_path)["Surfaces"]
+    pictures = write_figures(finished(tmp_path), tmp_path)["Surfaces"]
     assert [picture.file.name for picture in pictures] == ["two_moons-entropy", "two_ovals-entropy"]
     for picture in pictures:
         with Image.open(f"{picture.file}.png") as image:

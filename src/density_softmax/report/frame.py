@@ -12,37 +12,16 @@ from density_softmax.config import to_dict
 from density_softmax.report.names import (
     Label,
     method_name,
+    method_order,
     metric_order,
     readable,
     setting_name,
 )
-from density_softmax.report.runs import Run, change_text
+from density_softmax.report.runs import Run, variant_text
 from density_softmax.types import Row
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = [
-    "Key",
-    "Line",
-    "Penalty",
-    "Setting",
-    "Shifts",
-    "Splits",
-    "Spread",
-    "as_frame",
-    "find_keys",
-    "find_shifts",
-    "find_splits",
-    "frame_of",
-    "line_of",
-    "over_seeds",
-    "penalties",
-    "roles_of",
-    "seeds_of",
-    "settings_of",
-    "with_shared_means",
-]
 
 Key = tuple[str, str]  # split and metric
 SplitRole = Literal["iid", "shift", "ood", "each shift", "cost"]
@@ -131,6 +110,20 @@ class Splits:
         return [*self.shifted, *map(_shown, self.corrupted.values())]
 
 
+class LeftOut(NamedTuple):
+    """A run that a report cannot show, and why."""
+
+    run: Run
+    reason: str
+
+
+class Runs(NamedTuple):
+    """Finished runs, ordered by recipe, method, variant and seed, and those left out."""
+
+    finished: tuple[Run, ...]
+    left_out: tuple[LeftOut, ...]
+
+
 @dataclass(frozen=True)
 class Setting:
     """Runs of one recipe on the same data: what a figure compares.
@@ -171,6 +164,22 @@ class Setting:
         return self.first_seeds(lambda run: run.has_prediction(split))
 
 
+def sort_runs(runs: Iterable[Run]) -> Runs:
+    """Those that a report shows, in the order of their lines, and those that it leaves out.
+
+    Args:
+        runs: as they were found.
+    """
+    finished: dict[tuple[Any, ...], Run] = {}
+    left_out = []
+    for run in sorted(runs, key=lambda run: (*_order(run), str(run.path))):
+        if not (run.path / "rows.csv").is_file():
+            left_out.append(LeftOut(run, "unfinished: it has no rows.csv"))
+        elif (first := finished.setdefault(_order(run), run)) is not run:
+            left_out.append(LeftOut(run, f"the same run as {first.path}"))
+    return Runs(tuple(finished.values()), tuple(left_out))
+
+
 def settings_of(runs: Iterable[Run]) -> list[Setting]:
     """The runs that can be compared with each other.
 
@@ -190,8 +199,9 @@ def line_of(run: Run, ignored: Callable[[str, Any], bool] = lambda path, value: 
         run: any run.
         ignored: whether a change, given its path and value, does not count either.
     """
-    changes = [(path, value) for path, value in run.variant.items() if not _of_data(path)]
-    return Line(run.kind, tuple(change_text(*each) for each in changes if not ignored(*each)))
+    changes = {path: value for path, value in run.variant.items() if not _of_data(path)}
+    counted = [path for path, value in changes.items() if not ignored(path, value)]
+    return Line(run.kind, tuple(variant_text({path: changes[path]}) for path in counted))
 
 
 def seeds_of(runs: Sequence[Run]) -> str:
@@ -361,8 +371,13 @@ def _shown(levels: Mapping[int, Sequence[str]]) -> str:
     return (shown or list(middle))[0]
 
 
+def _order(run: Run) -> tuple[Any, ...]:
+    return run.recipe.name, method_order(run.kind), bool(run.variant), run.variant_text, run.seed
+
+
 def _setting(run: Run) -> str:
-    return setting_name(run.name, {p: value for p, value in run.variant.items() if _of_data(p)})
+    changes = {path: value for path, value in run.variant.items() if _of_data(path)}
+    return setting_name(run.recipe.name, changes)
 
 
 def _of_data(path: str) -> bool:

@@ -11,26 +11,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
-__all__ = [
-    "Better",
-    "Label",
-    "MetricName",
-    "break_lines",
-    "control_of",
-    "divide",
-    "file_stem",
-    "fit_labels",
-    "log_density_of",
-    "method_name",
-    "method_order",
-    "metric_name",
-    "metric_order",
-    "readable",
-    "setting_name",
-    "split_name",
-    "with_reference",
-]
-
 T = TypeVar("T")
 Better = Literal["higher", "lower"]
 

@@ -19,10 +19,17 @@ from rich.text import Text
 from density_softmax.config import to_dict
 from density_softmax.errors import UserError
 from density_softmax.files import write_text
-from density_softmax.report.frame import frame_of, line_of, settings_of
+from density_softmax.report.frame import (
+    LeftOut,
+    Runs,
+    frame_of,
+    line_of,
+    settings_of,
+    sort_runs,
+)
 from density_softmax.report.names import break_lines, method_name, readable
 from density_softmax.report.paper import paper_penalties, paper_results
-from density_softmax.report.runs import LeftOut, Run, Runs, find_runs
+from density_softmax.report.runs import Run, find_runs
 from density_softmax.report.tables import (
     HOW_TO_READ,
     Cell,
@@ -37,18 +44,6 @@ from density_softmax.types import Row
 
 if TYPE_CHECKING:
     from density_softmax.report.figures import Picture
-
-__all__ = [
-    "as_csv",
-    "as_html",
-    "as_latex",
-    "as_rich",
-    "as_text",
-    "render_page",
-    "results_text",
-    "run_summary",
-    "write_report",
-]
 
 # As many columns as fit beside a method's name in a terminal of about 120 letters.
 TERMINAL_COLUMNS = 8
@@ -89,7 +84,7 @@ def write_report(runs: Sequence[Path], out: Path, *, progress: bool = False) -> 
         raise UserError(
             f"{out}: is a run, whose files a report would replace; choose another --out"
         )
-    found = find_runs(runs)
+    found = sort_runs(find_runs(runs))
     tables = build_tables(frame_of(found.finished), paper_results())
     tables += build_penalty_tables(found.finished, paper_penalties())
     write_rows(out / "rows.csv", [row for run in found.finished for row in run.rows()])
@@ -225,7 +220,7 @@ def render_page(
         num_runs=len(finished),
         num_seeds=len({run.seed for run in finished}),
         methods=list(dict.fromkeys(method_name(run.kind) for run in finished)),
-        recipes=list(dict.fromkeys(run.name for run in finished)),
+        recipes=list(dict.fromkeys(run.recipe.name for run in finished)),
         left_out=[(each.run, line_of(each.run).label, each.reason) for each in runs.left_out],
         how_to_read=HOW_TO_READ,
         tables=tables,

@@ -16,8 +16,6 @@ from density_softmax.data.corruptions import CORRUPTIONS, SEVERITIES
 from density_softmax.report.frame import Key, Penalty
 from density_softmax.report.names import method_name
 
-__all__ = ["REMARK", "Quotes", "paper_penalties", "paper_results", "paper_shifts", "paper_value"]
-
 # What was published elsewhere, by line and by split and metric.
 Quotes = Mapping[str, Mapping[Key, float]]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,8 @@ from torch import Tensor
 from density_softmax.config import differences, from_dict, without_places
 from density_softmax.errors import UserError
 from density_softmax.recipes import Recipe, get_recipe
-from density_softmax.report.names import method_order
 from density_softmax.runs.run import RunDirectory
 from density_softmax.types import Prediction, Row
-
-__all__ = ["LeftOut", "Run", "Runs", "change_text", "find_runs"]
 
 
 @dataclass(frozen=True)
@@ -50,11 +47,6 @@ class Run:
             ) from None
 
     @property
-    def name(self) -> str:
-        """The name of its recipe."""
-        return self.recipe.name
-
-    @property
     def kind(self) -> str:
         """The registry key of its method."""
         return self.recipe.method.kind
@@ -62,21 +54,16 @@ class Run:
     @property
     def variant_text(self) -> str:
         """Its changes as a row has them, `default` if there are none."""
-        return ", ".join(change_text(*change) for change in self.variant.items()) or "default"
+        return variant_text(self.variant)
 
     @property
     def data_seed(self) -> int:
         """The seed that decided its data."""
         return self.recipe.resolved_data_seed(self.seed)
 
-    @property
-    def key(self) -> tuple[str, str, str, int]:
-        """What its rows begin with."""
-        return self.name, self.kind, self.variant_text, self.seed
-
     def command(self) -> list[str]:
         """The words of the command that repeats it."""
-        words = ["density-softmax", "train", self.name, "--method", self.kind]
+        words = ["density-softmax", "train", self.recipe.name, "--method", self.kind]
         words += ["--seed", str(self.seed)]
         for path, value in self.variant.items():
             words += ["--set", f"{path}={_text(value)}"]
@@ -107,49 +94,24 @@ class Run:
         return RunDirectory(self.path).features(split)
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A run that a report cannot show, and why."""
-
-    run: Run
-    reason: str
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Finished runs, ordered by recipe, method, variant and seed, and those left out."""
-
-    finished: tuple[Run, ...]
-    left_out: tuple[LeftOut, ...]
-
-
-def find_runs(paths: Sequence[Path]) -> Runs:
-    """The runs at or below the paths; a path without any raises.
+def find_runs(paths: Iterable[Path]) -> list[Run]:
+    """The runs at or below some folders, each of them once.
 
     Args:
-        paths: run directories, or folders that hold some.
+        paths: run directories, or folders of them; one without any run is an error.
     """
     places = {file.parent.resolve(): file.parent for path in paths for file in _recipes(path)}
-    finished: dict[tuple[str, str, str, int], Run] = {}
-    left_out = []
-    for run in sorted(map(Run.at, places.values()), key=_order):
-        if not (run.path / "rows.csv").is_file():
-            left_out.append(LeftOut(run, "unfinished: it has no rows.csv"))
-        elif run.key in finished:
-            left_out.append(LeftOut(run, f"the same run as {finished[run.key].path}"))
-        else:
-            finished[run.key] = run
-    return Runs(tuple(finished.values()), tuple(left_out))
+    return [Run.at(place) for place in places.values()]
 
 
-def change_text(path: str, value: Any) -> str:
-    """A change as people read it: the leading `method.` goes without saying.
+def variant_text(variant: Mapping[str, Any]) -> str:
+    """A variant as rows and tables print it: the leading `method.` goes without saying.
 
     Args:
-        path: what was changed, such as `method.scale`.
-        value: to which JSON value.
+        variant: JSON values by path; without any it is the `default`.
     """
-    return f"{path.removeprefix('method.')}={_text(value)}"
+    changes = ((path.removeprefix("method."), value) for path, value in variant.items())
+    return ", ".join(f"{path}={_text(value)}" for path, value in changes) or "default"
 
 
 def _text(value: Any) -> str:
@@ -184,8 +146,3 @@ def _recipes(path: Path) -> list[Path]:
     places = {file.parent for file in files}
     # A run inside another is a member of it, and counts there.
     return [file for file in files if places.isdisjoint(file.parent.parents)]
-
-
-def _order(run: Run) -> tuple[str, tuple[int, str], bool, str, int, str]:
-    variant = run.variant_text
-    return run.name, method_order(run.kind), variant != "default", variant, run.seed, str(run.path)

@@ -22,32 +22,6 @@ from matplotlib.lines import Line2D
 
 from density_softmax.report.names import break_lines, fit_labels
 
-__all__ = [
-    "BLUE",
-    "COLUMN",
-    "DARK_BLUE",
-    "DARK_ORANGE",
-    "GREY",
-    "INK",
-    "LEVELS",
-    "LOOKS",
-    "ORANGE",
-    "PAGE",
-    "PROBABILITY",
-    "RED",
-    "RIGHT",
-    "ROW",
-    "UNCERTAINTY",
-    "add_axes",
-    "add_legend",
-    "block_figure",
-    "lined_figure",
-    "new_figure",
-    "panel_figure",
-    "paper_style",
-    "tidy",
-]
-
 # Widths in inches of a column and of the page in two-column papers.
 COLUMN, PAGE = 3.3, 6.9
 # Inches of a line of text, of a letter, and of one method where each has a row of its own.

@@ -32,18 +32,6 @@ from density_softmax.report.runs import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "HOW_TO_READ",
-    "Cell",
-    "Column",
-    "Table",
-    "TableLine",
-    "build_penalty_tables",
-    "build_tables",
-    "fold",
-    "is_better",
-]
-
 Role = Literal["results", "penalty", "iid", "shift", "ood", "each shift", "cost", "training"]
 
 MIN_SEEDS = 3

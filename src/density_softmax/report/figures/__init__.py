@@ -16,8 +16,6 @@ from density_softmax.report.frame import settings_of
 from density_softmax.report.runs import Run
 from density_softmax.report.style import paper_style
 
-__all__ = ["SECTIONS", "Drawing", "Picture", "save_figure", "write_figures"]
-
 # Sections of the page, and the modules here that draw what they show. Each has a function
 # `draw(setting: Setting) -> Iterator[Drawing]`.
 SECTIONS = {

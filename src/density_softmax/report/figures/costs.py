@@ -18,8 +18,6 @@ from density_softmax.report.style import INK, LOOKS, ROW, add_legend, lined_figu
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["cost_figure", "draw"]
-
 PREDICTION = ("params", "latency_ratio:1", "latency_ratio:32")
 BOTH = ("train_seconds", "latency_ratio:32")
 ERROR_BAR: dict[str, Any] = {"color": INK, "elinewidth": 0.7, "capsize": 1.5, "capthick": 0.7}

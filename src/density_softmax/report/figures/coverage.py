@@ -16,8 +16,6 @@ from density_softmax.report.names import file_stem, split_name, with_reference
 from density_softmax.report.runs import Run
 from density_softmax.report.style import LOOKS, block_figure, tidy
 
-__all__ = ["draw"]
-
 # Enough to draw a curve, whatever the number of inputs.
 NUM_POINTS = 400
 MOST_PANELS = 3

@@ -19,8 +19,6 @@ from density_softmax.report.names import file_stem
 from density_softmax.report.runs import Run
 from density_softmax.report.style import DARK_BLUE, DARK_ORANGE, add_legend, panel_figure, tidy
 
-__all__ = ["draw"]
-
 # What is drawn, and how.
 CURVES: dict[str, dict[str, Any]] = {
     "loss": {"label": "training loss", "color": DARK_BLUE, "linestyle": "-"},

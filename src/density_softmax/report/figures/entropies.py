@@ -29,8 +29,6 @@ from density_softmax.report.style import (
     tidy,
 )
 
-__all__ = ["draw"]
-
 Array = npt.NDArray[np.float64]
 
 NUM_BINS, BANDWIDTH = 256, 0.03  # the bandwidth as a share of the axis

@@ -19,8 +19,6 @@ from density_softmax.report.names import file_stem, split_name
 from density_softmax.report.runs import Run
 from density_softmax.report.style import LOOKS, panel_figure
 
-__all__ = ["draw"]
-
 Array = npt.NDArray[np.float64]
 
 MOST_CLASSES, PERPLEXITY = 10, 30.0

@@ -27,8 +27,6 @@ from density_softmax.report.style import (
     tidy,
 )
 
-__all__ = ["draw"]
-
 Array = npt.NDArray[np.float64]
 # A name and the splits that it stands for, with how they are drawn.
 Group = tuple[str, Sequence[str], dict[str, Any]]

@@ -28,8 +28,6 @@ from density_softmax.report.style import (
     panel_figure,
 )
 
-__all__ = ["draw"]
-
 # Rules of the scale that do not look at the density.
 BLIND_SCALES = ("constant", "temperature")
 ACCURACY: dict[str, Any] = {"facecolor": "#a6cdec"}

@@ -15,8 +15,6 @@ from density_softmax.report.style import DARK_BLUE, GREY, lined_figure
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["draw"]
-
 METRICS = (("nll", "accuracy", "ece"), ("cnll", "caccuracy", "cece"))
 DOTS: dict[str, Any] = {"color": GREY, "alpha": 0.6, "marker": "o", "linestyle": ""}
 MEAN: dict[str, Any] = {"color": DARK_BLUE, "marker": "D", "markersize": 2.6, "elinewidth": 0.9}

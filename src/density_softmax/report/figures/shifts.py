@@ -17,8 +17,6 @@ from density_softmax.report.style import INK, LOOKS, block_figure, tidy
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["draw"]
-
 # By severity, 0 being the in-domain test set: the values of all types, or their mean over seeds.
 Boxes = Mapping[int, Sequence[float]]
 Means = Mapping[int, Spread]

@@ -36,8 +36,6 @@ from density_softmax.report.style import (
 )
 from density_softmax.types import Data
 
-__all__ = ["MEASURES", "Panel", "draw", "surface_figure", "surface_panel"]
-
 Array = npt.NDArray[np.float64]
 
 # Enough to show where the data lie, few enough to see what is below them.
