@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from density_softmax.methods import DeepEnsemble
+from density_softmax.methods.deep_ensemble import DeepEnsemble
 from density_softmax.metrics import interleaved_latency, latency_ratio
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.backbones.wide_resnet import WideResNet
@@ -55,8 +55,8 @@ def measure(name: str, batch_size: int, num_members: int, repeats: int) -> list[
     """Time relative to one member after another, of every way."""
     network, shape = NETWORKS[name]
     torch.manual_seed(0)
-    config = DeepEnsemble.Config(num_members=num_members)
-    calls = ways(config.build(network, CLASSES).eval(), torch.randn(batch_size, *shape))
+    ensemble = DeepEnsemble(network, CLASSES, DeepEnsemble.Config(num_members=num_members))
+    calls = ways(ensemble.eval(), torch.randn(batch_size, *shape))
     for call in calls.values():
         torch.testing.assert_close(call(), calls[REFERENCE](), rtol=0, atol=1e-5)
     ratios = latency_ratio(interleaved_latency(calls, repeats), REFERENCE)

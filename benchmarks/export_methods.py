@@ -18,7 +18,7 @@ from rich.progress import track
 import density_softmax as ds
 from density_softmax.config import from_dict
 from density_softmax.errors import UserError
-from density_softmax.methods import MethodConfig
+from density_softmax.methods.base import MethodConfig
 from density_softmax.nn.backbones.base import BackboneConfig
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.backbones.resnet import CifarResNet

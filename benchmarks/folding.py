@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from density_softmax.deploy.artifacts import OnnxArtifact
 from density_softmax.deploy.folding import FOLDS
 from density_softmax.deploy.graph import Graph, trace
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.metrics import Latency, interleaved_latency, latency_ratio
 from density_softmax.nn.backbones.base import BackboneConfig
 from density_softmax.nn.backbones.resffn import ResFFN

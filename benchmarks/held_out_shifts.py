@@ -23,19 +23,20 @@ import numpy as np
 import torch
 from rich.progress import track
 
-from density_softmax.benchmark import load_run
 from density_softmax.data import ArraySource
 from density_softmax.data.corruptions import EXTRA_CORRUPTIONS, SEVERITIES, corrupt
 from density_softmax.data.image_data import ImageData
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.engine.passes import collect
 from density_softmax.engine.runtime import start
-from density_softmax.methods import DensitySoftmax, Method
+from density_softmax.methods.base import Method
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.softmax.head import Head
 from density_softmax.nn.softmax.scale import QuantileScale, TemperatureScale
 from density_softmax.recipes.attach import closed_form
 from density_softmax.runs.evaluation import label_metrics
 from density_softmax.runs.rows import write_rows
+from density_softmax.runs.run import Run
 from density_softmax.types import Row, Source
 
 METRICS = ("nll", "ece")
@@ -49,7 +50,8 @@ def main() -> None:
     rows = []
     print("| run | layers, quantile, budget | NLL | ECE | cNLL | cECE |\n|---|---|---|---|---|---|")
     for path in args.runs:
-        recipe, seed, method = load_run(path)
+        run = Run.at(path)
+        recipe, seed, method = run.recipe, run.seed, run.load()
         if not isinstance(recipe.data, ImageData) or not isinstance(head_of(method), Head):
             raise SystemExit(
                 f"{path}: {method.config.kind} on {recipe.name}; give a run on images, of a method "

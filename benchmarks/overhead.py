@@ -25,11 +25,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from density_softmax.benchmark import prepare
 from density_softmax.deploy.folding import fold_all
-from density_softmax.methods import Method
+from density_softmax.methods.base import Method
 from density_softmax.metrics import Latency
 from density_softmax.nn.densities import DensityConfig
+from density_softmax.recipes import prepare
 from density_softmax.types import Row
 from timing import (
     BACKBONES,

@@ -43,7 +43,9 @@ from density_softmax.data.image_data import ImageData
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.engine.passes import collect
 from density_softmax.engine.runtime import start
-from density_softmax.methods import DensitySoftmax, Deterministic, Method
+from density_softmax.methods.base import Method
+from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
 from density_softmax.nn.softmax.scale import (
@@ -285,7 +287,7 @@ def exported(method: Method, path: Path) -> onnxruntime.InferenceSession:
 @torch.no_grad()
 def predict(method: DensitySoftmax, features: Tensor) -> ds.Prediction:
     """The prediction from features of which the method may read only the first columns."""
-    width = max(columns.stop for columns in method.evidence.columns)
+    width = max(columns.stop for columns in method.typicality.columns)
     return method.predict_features(features[:, : max(method.num_features, width)])
 
 

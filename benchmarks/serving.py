@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import density_softmax as ds
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.runs.rows import write_rows
 from density_softmax.types import Row

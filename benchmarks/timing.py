@@ -25,7 +25,7 @@ import density_softmax as ds
 from density_softmax.engine.runtime import name_device
 from density_softmax.errors import UserError
 from density_softmax.files import write_text
-from density_softmax.methods import Method
+from density_softmax.methods.base import Method
 from density_softmax.metrics import Latency, interleaved_latency, latency_ratio, latency_spread
 from density_softmax.report.paper import paper_value
 from density_softmax.runs.rows import write_rows

@@ -36,7 +36,7 @@ from density_softmax.engine.inspection import Inspection
 from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import PeakMemory, name_device
 from density_softmax.files import write_text
-from density_softmax.methods import Method
+from density_softmax.methods.base import Method
 from density_softmax.metrics import Latency, latency_ratio, latency_spread
 from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.report.names import method_name
@@ -126,7 +126,7 @@ class Trial:
 class Stopwatch:
     """The end of an estimate, which knows how long it took."""
 
-    def __init__(self, finish: Callable[[Values], None]) -> None:
+    def __init__(self, finish: Callable[[Values], object]) -> None:
         self.finish, self.seconds = finish, 0.0
 
     def __call__(self, total: Values) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from density_softmax.benchmark import build
 from density_softmax.methods import Method, MethodConfig
 from density_softmax.recipes import Recipe
 from density_softmax.report.names import method_order
+from density_softmax.runs.run import Run
 from density_softmax.types import Task
 
 ERM, OURS = "deterministic", "density_softmax"
@@ -30,7 +30,7 @@ TASKS = {
 
 def untrained(recipe: Recipe) -> Method:
     """The method of a recipe with its first weights, in evaluation mode."""
-    return build(recipe, TASKS[recipe.name], seed=0).eval()
+    return Run(recipe).build(TASKS[recipe.name]).eval()
 
 
 def all_methods() -> list[str]:

@@ -14,7 +14,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # From the bottom up. A module may import from its own layer and from those below it.
 LAYERS = (
-    ("version", "errors"),
+    ("version", "errors", "lazy"),
     ("files", "config"),
     ("types", "serve"),
     ("training",),
@@ -23,7 +23,7 @@ LAYERS = (
     ("engine",),
     ("recipes",),
     ("runs",),
-    ("report", "handover"),
+    ("report",),
     ("benchmark", "posthoc", "estimator", "deploy"),
     ("grid",),
     ("cli", "__main__"),
@@ -112,6 +112,11 @@ def test_no_module_is_named_after_nothing():
 
 def test_importing_the_package_does_not_import_torch():
     code = "import density_softmax, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_importing_a_module_from_the_package_does_not_import_the_methods():
+    code = "import sys; from density_softmax import serve; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -9,7 +9,9 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
-from density_softmax.benchmark import prepare, run
+from density_softmax.benchmark import run
+from density_softmax.recipes import prepare
+from density_softmax.runs.run import Run
 
 FILE = Path(__file__).parent.parent / "examples" / "two_moons.ipynb"
 
@@ -56,7 +58,7 @@ def test_erm_is_sure_of_the_cluster_and_the_others_are_not(notebook, tmp_path, m
     assert table["ERM + attach"]["confidence"] < table["ERM"]["confidence"] - 0.1
 
     # The figures are those of the command line.
-    rows = run(prepare("toy", "deterministic"), tmp_path / "run", seed=0, progress=False)
+    rows = run(Run(prepare("toy", "deterministic"), 0, tmp_path / "run"), progress=False)
     erm = {(row.split, row.metric): row.value for row in rows}
     assert table["ERM"]["NLL"] == pytest.approx(erm["iid", "nll"], abs=1e-6)
 

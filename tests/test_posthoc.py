@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import density_softmax as ds
 from density_softmax.errors import UserError
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
 from density_softmax.nn.taps import LayerReader, pooled
 from density_softmax.recipes.attach import closed_form
@@ -498,18 +498,18 @@ def test_channels_of_a_signal_come_before_its_positions(layer):
     network = nn.Sequential(layer, nn.Flatten())
     reader = LayerReader(network, ("0",))
     x = torch.randn(2, 3, 9)
-    with reader.listening(network):
+    with reader.reading(network):
         network(x)
-    mean, _ = reader.take()
+    mean, _ = reader.pop()
     assert torch.allclose(mean, layer(x).mean(2), atol=1e-5)
 
 
 def test_what_follows_in_place_does_not_change_what_is_read():
     network = nn.Sequential(nn.Linear(5, 4), nn.ReLU(inplace=True))
     reader, x = LayerReader(network, ("0",)), torch.randn(8, 5)
-    with reader.listening(network):
+    with reader.reading(network):
         network(x)
-    assert torch.equal(reader.take()[0], network[0](x))
+    assert torch.equal(reader.pop()[0], network[0](x))
 
 
 @pytest.mark.parametrize("contrast", [0.3, 2.0])

@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
-from density_softmax.benchmark import load_run, prepare, run
+from density_softmax.benchmark import run
+from density_softmax.recipes import prepare
+from density_softmax.runs.run import Run
 
 
 @pytest.fixture(scope="module", params=[0, 1, 2])
@@ -14,9 +16,9 @@ def two_moons(request, tmp_path_factory):
     seed, folder = request.param, tmp_path_factory.mktemp("two_moons")
     rows = {}
     for method in ("deterministic", "density_softmax"):
-        found = run(prepare("toy", method), folder / method, seed=seed, progress=False)
+        found = run(Run(prepare("toy", method), seed, folder / method), progress=False)
         rows[method] = {(row.split, row.metric): row.value for row in found}
-    return rows["deterministic"], rows["density_softmax"], load_run(folder / "density_softmax")[2]
+    return rows["deterministic"], rows["density_softmax"], Run.at(folder / "density_softmax").load()
 
 
 def test_it_is_accurate_and_nearly_as_likely_as_erm(two_moons):

@@ -14,8 +14,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-from density_softmax.methods import MethodConfig
-from density_softmax.report.names import method_name, method_order
+from density_softmax.methods.base import MethodConfig
 from density_softmax.report.paper import paper_value
 
 PLACE = "<!-- figures of the methods -->"
@@ -33,7 +32,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = Path(config.docs_dir) / "methods.md"
     found = list(tables(source.read_text(encoding="utf-8")))
     try:
-        lines = [row(found, key) for key in sorted(MethodConfig.members, key=method_order)]
+        methods = sorted(MethodConfig.members.values(), key=lambda config: config.rank)
+        lines = [row(found, config) for config in methods]
     except LookupError as error:
         raise PluginError(f"{source}: {error.args[0]}, which {Path(__file__).name} reads") from None
     head = list(lines[0])
@@ -41,9 +41,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown.replace(PLACE, "\n".join(f"| {' | '.join(cells)} |" for cells in body))
 
 
-def row(found: list[tuple[str, Table]], key: str) -> dict[str, str]:
+def row(found: list[tuple[str, Table]], config: type[MethodConfig]) -> dict[str, str]:
     """Everything about a method, by column."""
-    name, cells = method_name(key), {"method": f"`{key}`"}
+    name, key, cells = config.title, config.kind, {"method": f"`{config.kind}`"}
     for column, short in MEASURED.items():
         both = (columns(found, name, column, toy)[column] for toy in TOYS)
         cells[f"{short}: moons / ovals"] = "&nbsp;/&nbsp;".join(both)

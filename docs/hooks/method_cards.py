@@ -14,11 +14,13 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from density_softmax.config import to_dict
-from density_softmax.methods import Method, MethodConfig
+from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.recipes import RECIPES, get_recipe
-from density_softmax.report.names import method_name, method_order
 from density_softmax.report.paper import paper_value
 from density_softmax.training import Stage, Train
+
+# In the order of tables.
+METHODS = dict(sorted(MethodConfig.members.items(), key=lambda entry: entry[1].rank))
 
 # What the paper reports: heads, splits (* is the recipe), metrics, and how they are written.
 PAPER = (
@@ -38,13 +40,12 @@ def on_config(config: MkDocsConfig) -> None:
     """Put the cards into the navigation, behind the overview of the methods."""
     assert config.nav is not None
     entries = next(entry["Methods"] for entry in config.nav if "Methods" in entry)
-    keys = sorted(MethodConfig.members, key=method_order)
-    entries += [{method_name(key): f"methods/{key}.md"} for key in keys]
+    entries += [{each.title: f"methods/{key}.md"} for key, each in METHODS.items()]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add a page per method."""
-    for key in sorted(MethodConfig.members, key=method_order):
+    for key in METHODS:
         files.append(File.generated(config, f"methods/{key}.md", content=card(key)))
 
 
@@ -52,7 +53,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Link registry keys at the beginning of table rows to their cards."""
     if page.file.src_uri not in WITH_LINKS:
         return markdown
-    keys = "|".join(MethodConfig.members)
+    keys = "|".join(METHODS)
     return re.sub(rf"^\| `({keys})` \|", r"| [`\1`](methods/\1.md) |", markdown, flags=re.M)
 
 
@@ -70,7 +71,7 @@ def card(key: str) -> str:
     ]
     return "\n\n".join(
         [
-            f"# {method_name(key)}",
+            f"# {METHODS[key].title}",
             "\n".join(f"- {name}: {value}" for name, value in facts),
             docstring(path),
             "## Settings",
@@ -93,9 +94,7 @@ def card(key: str) -> str:
 def untrained(key: str) -> Method:
     """The method with its default settings on the toy network."""
     encoder = get_recipe("toy", key).encoder.build((2,))
-    config = MethodConfig.members[key]()
-    assert isinstance(config, MethodConfig)
-    return config.build(encoder, 2, torch.zeros(4, 2))
+    return METHODS[key]().build(encoder, 2, torch.zeros(4, 2))
 
 
 def docstring(path: str) -> str:
@@ -127,7 +126,7 @@ def stage_row(entry: tuple[str, Stage]) -> tuple[str, ...]:
 
 def recipe_rows(key: str) -> Iterator[tuple[str, ...]]:
     """A line per entry, with its default and its value in every recipe."""
-    default = dict(leaves(to_dict(MethodConfig.members[key]())))
+    default = dict(leaves(to_dict(METHODS[key]())))
     found = [dict(leaves(to_dict(get_recipe(recipe, key).method))) for recipe in RECIPES]
     paths = {path: None for settings in (default, *found) for path in settings}
     parts = list(dict.fromkeys(path.partition(".")[0] for path in paths))

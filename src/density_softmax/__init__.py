@@ -5,104 +5,34 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from density_softmax.version import __version__
+from density_softmax.lazy import lazy_names
+from density_softmax.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from density_softmax.deploy.export import export
-    from density_softmax.engine import EngineConfig, fit
-    from density_softmax.estimator import DensitySoftmaxClassifier
-    from density_softmax.methods import (
-        DDU,
-        DUE,
-        DUQ,
-        MIMO,
-        SNGP,
-        BatchEnsemble,
-        ConstantTemperature,
-        DeepEnsemble,
-        DensitySoftmax,
-        Deterministic,
-        Heteroscedastic,
-        MCDropout,
-        MeanField,
-        NaturalPosteriorNetwork,
-        PosteriorNetwork,
-        Rank1BNN,
-        TemperatureScaling,
-        load,
-    )
-    from density_softmax.nn.backbones.headless import Headless
-    from density_softmax.posthoc import attach
-    from density_softmax.serve.predictor import Predictor
-    from density_softmax.types import Prediction
-
-__all__ = [
-    "DDU",
-    "DUE",
-    "DUQ",
-    "MIMO",
-    "SNGP",
-    "BatchEnsemble",
-    "ConstantTemperature",
-    "DeepEnsemble",
-    "DensitySoftmax",
-    "DensitySoftmaxClassifier",
-    "Deterministic",
-    "EngineConfig",
-    "Headless",
-    "Heteroscedastic",
-    "MCDropout",
-    "MeanField",
-    "NaturalPosteriorNetwork",
-    "PosteriorNetwork",
-    "Prediction",
-    "Predictor",
-    "Rank1BNN",
-    "TemperatureScaling",
-    "__version__",
-    "attach",
-    "export",
-    "fit",
-    "load",
-]
-
-# Public names and where they live. They are imported when first used, because torch takes
+# The public names besides the methods. They are imported when first used, because torch takes
 # seconds to import and neither `--help` nor a deployed model needs it.
-_HOMES = {
-    "DDU": "density_softmax.methods",
-    "DUE": "density_softmax.methods",
-    "DUQ": "density_softmax.methods",
-    "MIMO": "density_softmax.methods",
-    "SNGP": "density_softmax.methods",
-    "attach": "density_softmax.posthoc",
-    "Headless": "density_softmax.nn.backbones.headless",
-    "BatchEnsemble": "density_softmax.methods",
-    "ConstantTemperature": "density_softmax.methods",
-    "DeepEnsemble": "density_softmax.methods",
-    "DensitySoftmax": "density_softmax.methods",
-    "DensitySoftmaxClassifier": "density_softmax.estimator",
-    "Deterministic": "density_softmax.methods",
-    "EngineConfig": "density_softmax.engine",
-    "Heteroscedastic": "density_softmax.methods",
-    "MCDropout": "density_softmax.methods",
-    "MeanField": "density_softmax.methods",
-    "NaturalPosteriorNetwork": "density_softmax.methods",
-    "PosteriorNetwork": "density_softmax.methods",
-    "Prediction": "density_softmax.types",
-    "Predictor": "density_softmax.serve.predictor",
-    "Rank1BNN": "density_softmax.methods",
-    "TemperatureScaling": "density_softmax.methods",
-    "export": "density_softmax.deploy.export",
-    "fit": "density_softmax.engine",
-    "load": "density_softmax.methods",
-}
+if TYPE_CHECKING:
+    from density_softmax.deploy.export import export as export
+    from density_softmax.engine import EngineConfig as EngineConfig
+    from density_softmax.engine import fit as fit
+    from density_softmax.estimator import DensitySoftmaxClassifier as DensitySoftmaxClassifier
+    from density_softmax.methods import load as load
+    from density_softmax.methods.density_softmax import DensitySoftmax as DensitySoftmax
+    from density_softmax.nn.backbones.headless import Headless as Headless
+    from density_softmax.posthoc import attach as attach
+    from density_softmax.serve.predictor import Predictor as Predictor
+    from density_softmax.types import Prediction as Prediction
+
+
+_HOMES, _find = lazy_names(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'density_softmax' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+    if name == "__all__":
+        return __dir__()
+    if name not in _HOMES and name[:1].isupper():  # a method
+        return getattr(import_module(f"{__name__}.methods"), name)
+    return _find(name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*_HOMES, *dir(import_module(f"{__name__}.methods"))})

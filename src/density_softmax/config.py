@@ -12,25 +12,14 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from density_softmax.errors import UserError
-
-__all__ = [
-    "ConfigError",
-    "Family",
-    "at_least",
-    "differences",
-    "from_dict",
-    "override",
-    "place",
-    "places",
-    "to_dict",
-    "without_places",
-]
+from density_softmax.lazy import import_modules
 
 C = TypeVar("C")
+F = TypeVar("F", bound="Family")
 
 
 class ConfigError(UserError):
@@ -38,67 +27,138 @@ class ConfigError(UserError):
 
 
 def at_least(settings: object, **bounds: float) -> None:
-    """Refuse a field that is below its bound; null is below nothing."""
+    """Refuse a field that is below its bound.
+
+    Args:
+        settings: a config.
+        bounds: by field, the smallest value allowed; None is never too small.
+    """
     for name, bound in bounds.items():
         value = getattr(settings, name)
         if value is not None and value < bound:
             raise ConfigError(f"{name}={value}: choose {bound} or more")
 
 
-def place(default: Any) -> Any:
-    """A field that says where to compute or to read, not what: it names no variant of a result."""
-    return dataclasses.field(default=default, metadata={"place": True})
+def local(default: Any) -> Any:
+    """A field that says where to compute or to read, not what: it names no variant of a result.
+
+    Args:
+        default: its default.
+    """
+    return dataclasses.field(default=default, metadata={"local": True})
 
 
-def places(config: Any) -> frozenset[str]:
-    """The names of these fields, of a config or of its class."""
-    return frozenset(f.name for f in dataclasses.fields(config) if "place" in f.metadata)
+def local_settings(config: Any) -> frozenset[str]:
+    """The names of the fields that say where to compute or read.
+
+    Args:
+        config: a config or its class.
+    """
+    return frozenset(f.name for f in dataclasses.fields(config) if "local" in f.metadata)
 
 
-def without_places(config: C) -> C:
-    """A copy in which these fields have their defaults, also those of its parts."""
+def without_local(config: C) -> C:
+    """A copy in which the fields that say where to compute or read have their defaults.
+
+    Args:
+        config: any config.
+    """
     new: dict[str, Any] = {}
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         value = getattr(config, field.name)
-        if field.name in places(config):
+        if field.name in local_settings(config):
             new[field.name] = field.default
         elif dataclasses.is_dataclass(value):
-            new[field.name] = without_places(value)
+            new[field.name] = without_local(value)
     return dataclasses.replace(config, **new)  # type: ignore[type-var]
+
+
+class Members(Mapping[str, "type[F]"]):
+    """The members of a family by kind; those in modules of a package are imported when needed.
+
+    Args:
+        package: whose modules define members; one is often named after the kind of its member.
+    """
+
+    def __init__(self, package: str = "") -> None:
+        self._package, self._known = package, dict[str, "type[F]"]()
+
+    def known(self) -> dict[str, type[F]]:
+        """The members whose modules have been imported."""
+        return dict(self._known)
+
+    def add(self, kind: str, member: type[F]) -> None:
+        """Register a member, or replace the one of that kind."""
+        self._known[kind] = member
+
+    def __getitem__(self, kind: str) -> type[F]:
+        """The member of that kind."""
+        if kind not in self._known and self._package:
+            import_modules(self._package, kind)
+        return self._known[kind] if kind in self._known else self._all()[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        """All kinds, in the order of their modules."""
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        """The number of members."""
+        return len(self._all())
+
+    def _all(self) -> dict[str, type[F]]:
+        if self._package:
+            import_modules(self._package)
+        members = sorted(self._known.items(), key=lambda item: item[1].__module__)
+        return dict(members)
 
 
 class Family:
     """Base of a family of configs. `class Adam(Optimizer, kind="adam")` joins one."""
 
     kind: ClassVar[str]
-    members: ClassVar[dict[str, type[Family]]]
+    members: ClassVar[Members[Family]]
 
-    def __init_subclass__(cls, kind: str | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(cls, kind: str | None = None, package: str = "", **kwargs: Any) -> None:
         """Register a member by its kind; without one, found a new family."""
         super().__init_subclass__(**kwargs)
         if kind is None:
-            cls.members = {}
+            cls.members = Members[Family](package)
         else:
             cls.kind = kind
-            cls.members[kind] = cls
+            cls.members.add(kind, cls)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A config as nested dictionaries of JSON values; family members carry their `kind`."""
+    """A config as nested dictionaries of JSON values; members of a family carry their `kind`.
+
+    Args:
+        config: any config.
+    """
     result: dict[str, Any] = {"kind": config.kind} if isinstance(config, Family) else {}
     for field in dataclasses.fields(config):
-        result[field.name] = _plain(getattr(config, field.name))
+        result[field.name] = plain(getattr(config, field.name))
     return result
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """An entry of a config as a JSON value.
+
+    Args:
+        value: a config, a tuple of entries, or a number, text, bool or None.
+    """
     if dataclasses.is_dataclass(value):
         return to_dict(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def from_dict(cls: type[C], values: Mapping[str, Any], path: str = "") -> C:
-    """The inverse of `to_dict`. Unknown and ill-typed entries raise with their path."""
+    """The inverse of `to_dict`.
+
+    Args:
+        cls: the class of the config, or its family.
+        values: as `to_dict` returns them. Unknown and ill-typed entries raise with their path.
+        path: where it stands in a larger config.
+    """
     values = dict(values)
     target: Any = cls
     if issubclass(cls, Family):
@@ -119,24 +179,49 @@ def from_dict(cls: type[C], values: Mapping[str, Any], path: str = "") -> C:
     return typing.cast(C, target(**built))
 
 
-def override(config: C, *assignments: str) -> C:
-    """A copy of `config` with every `path=value` changed, e.g. `method.scale=max`.
+def override(config: C, *changes: str | Mapping[str, Any]) -> C:
+    """A copy of a config with some of its entries changed.
 
-    Their order makes no difference, but that the last value of a path counts: what is set whole
-    is set together with its entries, some of which another kind may require.
+    The order makes no difference, except that the last value of a path counts: an entry that is
+    set whole is built together with the entries below it, some of which its kind may require.
+
+    Args:
+        config: a frozen dataclass.
+        changes: `path=value` texts as a user writes them, e.g. `method.scale=max`, or mappings
+            from paths to JSON values, as `differences` returns them.
     """
-    changes = dict(map(_read, assignments))
-    for keys in sorted(changes, key=len, reverse=True):
-        if keys[:-1] in changes:
-            changes[keys[:-1]] = _with_entry(changes[keys[:-1]], keys, changes.pop(keys))
-    return typing.cast(C, _changed(config, changes, ""))
+    wanted: dict[tuple[str, ...], Any] = {}
+    for change in changes:
+        values = dict([parse_assignment(change)]) if isinstance(change, str) else change
+        wanted |= {tuple(path.split(".")): value for path, value in values.items()}
+    for keys in sorted(wanted, key=len, reverse=True):
+        if keys[:-1] in wanted:
+            wanted[keys[:-1]] = _with_entry(wanted[keys[:-1]], keys, wanted.pop(keys))
+    return typing.cast(C, _changed(config, wanted, ""))
 
 
-def _read(assignment: str) -> tuple[tuple[str, ...], Any]:
-    path, equals, text = assignment.partition("=")
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """The path and the value of a `path=value` text.
+
+    Args:
+        text: the value is read as JSON where it is JSON (numbers, lists, true, null), and is the
+            text itself otherwise.
+    """
+    path, equals, value = text.partition("=")
     if not equals or not path:
-        raise ConfigError(f"'{assignment}' is not of the form path=value")
-    return tuple(path.split(".")), _parse(text)
+        raise ConfigError(f"'{text}' is not of the form path=value")
+    return path, _parse(value)
+
+
+def assignment(path: str, value: Any) -> str:
+    """The text from which `parse_assignment` reads this path and value.
+
+    Args:
+        path: such as `method.scale`.
+        value: a JSON value.
+    """
+    as_it_is = isinstance(value, str) and _parse(value) == value
+    return f"{path}={value if as_it_is else json.dumps(value)}"
 
 
 def _with_entry(whole: Any, keys: tuple[str, ...], value: Any) -> dict[str, Any]:
@@ -167,19 +252,24 @@ def _changed(config: Any, changes: Mapping[tuple[str, ...], Any], path: str) -> 
     return dataclasses.replace(config, **new)
 
 
-def differences(base: Any, other: Any, path: str = "") -> list[str]:
-    """The `path=value` assignments that turn the config `base` into `other`."""
-    found = []
+def differences(base: Any, other: Any, path: str = "") -> dict[str, Any]:
+    """The changes that turn one config into another: JSON values by path, as `override` reads.
+
+    Args:
+        base: the config to start from.
+        other: the config to arrive at, of the same class.
+        path: where the two stand in a larger config.
+    """
+    found: dict[str, Any] = {}
     for field in dataclasses.fields(other):
         here = _join(path, field.name)
         old, new = getattr(base, field.name), getattr(other, field.name)
         if dataclasses.is_dataclass(new) and type(new) is type(old):
-            found += differences(old, new, here)
+            found |= differences(old, new, here)
         elif isinstance(new, Family) and new != old and _has_defaults(new):
-            found += [f"{here}={new.kind}", *differences(type(new)(), new, here)]
+            found |= {here: new.kind, **differences(type(new)(), new, here)}
         elif new != old:
-            value = _without_defaults(new)
-            found.append(f"{here}={value if isinstance(value, str) else json.dumps(value)}")
+            found[here] = _without_defaults(new)
     return found
 
 
@@ -196,7 +286,7 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
 def _without_defaults(value: Any) -> Any:
     """As JSON values, of configs only what is not their default: the rest goes without saying."""
     if not dataclasses.is_dataclass(value):
-        return _plain(value)
+        return plain(value)
     result: dict[str, Any] = {"kind": value.kind} if isinstance(value, Family) else {}
     for field in dataclasses.fields(value):
         factory = field.default_factory

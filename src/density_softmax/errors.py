@@ -1,7 +1,5 @@
 """The errors that a user can cause and cure."""
 
-__all__ = ["DataError", "UserError"]
-
 
 class UserError(ValueError):
     """Names the offending value and the remedy; the command line prints it and exits with 2."""

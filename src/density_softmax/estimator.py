@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from density_softmax.config import from_dict
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.errors import UserError
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import DensityConfig, GaussianMixtureDensity
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
@@ -31,55 +31,54 @@ from density_softmax.nn.softmax.scale import QuantileScale
 from density_softmax.training import Adam, Descent, Estimate, OneCycle
 from density_softmax.types import Batch, Prediction
 
-__all__ = ["DensitySoftmaxClassifier"]
-
 Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
 
-# Unless told otherwise, training takes so many steps and passes at least: tables of a hundred
-# rows need the steps, tables of a hundred thousand the passes.
+# The least training if `epochs` is None: tables of a hundred rows need the steps, tables of a
+# hundred thousand the epochs.
 MIN_STEPS, MIN_EPOCHS = 200, 20
 # Rows predicted at a time.
 ROWS = 4096
-# Where float32 cannot tell probabilities apart, this much more goes to the likeliest class.
+# Added to the likeliest class, because float32 may not tell probabilities apart.
 TIE = 1e-9
+# Held by the only fit that may run: torch's generator and thread count are global.
+TRAINING = threading.Lock()
 
 
 class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A small residual network that knows which rows are unlike those it was trained on.
 
-    Inputs are standardised and labels encoded. A stratified slice is held out of the training
-    data: it fits the temperature and the scale that make probabilities calibrated, and it sets
-    the thresholds of `predict(X, abstain=rate)`. Networks this small train fastest on one CPU
-    thread, which is what `fit` takes; use the `n_jobs` of `GridSearchCV` and its like for more.
+    Inputs are standardised and labels encoded. A stratified share of the training data is held
+    out: it fits the temperature and the scale that calibrate the probabilities, and it sets the
+    thresholds of `predict(X, abstain=rate)`. Networks this small train fastest on one CPU thread,
+    which is what `fit` uses; the `n_jobs` of `GridSearchCV` and the like can use more.
 
     Args:
-        width: number of features of the network; all its layers have it.
+        width: number of features in every layer of the network.
         depth: number of residual layers.
-        epochs: passes over the training data. None takes as many as make 200 steps of the
-            optimizer, and no fewer than 20.
+        epochs: passes over the training data. None takes as many as give 200 steps of the
+            optimizer, and at least 20.
         batch_size: rows per step; larger ones are faster on tables of more than 10,000 rows.
-        learning_rate: highest learning rate of Adam; it rises to it and falls to zero again.
+        learning_rate: peak learning rate of Adam, on a one-cycle schedule.
         gradient_penalty: how strongly the network's Jacobian norm is pulled to 1 (λ of Eq. 4),
-            so that distances between rows survive in the features. 0 leaves it out.
-        density: on the features. "gaussian_mixture" has a Gaussian per class, with a covariance
-            of their own where every class has more training rows than `width` and a shared one
-            otherwise; "gaussian" has a single one; "radial" and "realnvp" are flows, slower to
-            train. A config from `density_softmax.nn.densities` is taken as it is.
+            so that distances between rows survive in the features; 0 turns it off.
+        density: of the features. "gaussian_mixture" has a Gaussian per class, each with its own
+            covariance if every class has more training rows than `width` and with a shared one
+            otherwise; "gaussian" is a single one; "radial" and "realnvp" are flows, slower to
+            train. A config from `density_softmax.nn.densities` is used as it is.
         validation_fraction: share of the rows that is held out. Every class keeps a row to train
-            on; if no class has a second one, the training rows calibrate too.
-        random_state: a number or a RandomState makes `fit` repeatable. None draws from the
-            operating system: global generators are neither used nor changed.
-        device: where `fit` computes: "cpu", "cuda" or "auto". The result is always on
-            the CPU, so that a pickle can be read anywhere.
-        verbose: 1 draws progress bars.
+            on; if no class has a second one, the training rows calibrate as well.
+        random_state: a number or a RandomState makes `fit` repeatable. None takes a seed from the
+            operating system. Global generators are neither used nor changed.
+        device: where `fit` computes: "cpu", "cuda" or "auto". The result is always on the CPU, so
+            that a pickle can be loaded anywhere.
+        verbose: 1 shows progress bars.
 
     Attributes:
         classes_: the labels, sorted.
         n_features_in_: number of columns of X.
         feature_names_in_: their names, if X was a data frame.
-        model_: the trained `DensitySoftmax` in float64. It reads rows as they are: the
-            standardisation is part of it.
+        model_: the trained `DensitySoftmax` in float64, which includes the standardisation.
         heldout_epistemic_: epistemic uncertainty of the held-out rows, ascending; empty if no
             row could be held out.
 
@@ -107,48 +106,47 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         device: str = "cpu",
         verbose: int = 0,
     ) -> None:
-        self.width = width
-        self.depth = depth
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.gradient_penalty = gradient_penalty
-        self.density = density
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
+        self.width, self.depth, self.density = width, depth, density
+        self.epochs, self.batch_size, self.learning_rate = epochs, batch_size, learning_rate
+        self.gradient_penalty, self.validation_fraction = gradient_penalty, validation_fraction
+        self.random_state, self.device, self.verbose = random_state, device, verbose
 
     def fit(self, X: Any, y: Any) -> DensitySoftmaxClassifier:
-        """Train on rows X, (rows, columns), and their labels y, of any type that can be sorted."""
+        """Train the model.
+
+        Args:
+            X: numbers, (rows, columns).
+            y: labels of any type that can be sorted, (rows,).
+        """
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, y = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise UserError(f"y has one class only ({self.classes_[0]!r}): it needs two")
-        seed = draw_seed(self.random_state)
-        train, heldout = hold_out(y, self.validation_fraction, seed)
+        # For None, check_random_state would return the global generator.
+        state = np.random.RandomState() if self.random_state is None else self.random_state
+        seed = int(check_random_state(state).randint(np.iinfo(np.int32).max))
+        train, heldout = _hold_out(y, self.validation_fraction, seed)
         self.model_ = self._trained(X, y, train, heldout if len(heldout) else train, seed)
         self.heldout_epistemic_ = np.sort(self._serve(X[heldout]).epistemic.numpy())
         return self
 
     def predict_proba(self, X: Any) -> Floats:
-        """Class probabilities, (rows, classes), columns as in `classes_`; uniform far away."""
+        """Return probabilities, (rows, classes), columns as in `classes_`; uniform far away."""
         return self._prediction(X).probs.numpy()
 
     def predict(self, X: Any, abstain: float | None = None) -> NDArray[Any]:
-        """The likeliest label of each row, or None where the model abstains.
+        """Return the likeliest label of each row, or None where the model abstains.
 
         Args:
-            X: the rows.
-            abstain: the share of rows like the training data on which to abstain by mistake,
-                such as 0.05. Rows whose epistemic uncertainty is higher than that share allows,
-                judged by the held-out rows, get None. With n rows held out the smallest share is
-                1 / (n + 1).
+            X: (rows, columns).
+            abstain: share of rows like the training data on which the model may abstain, such as
+                0.05: rows with a higher epistemic uncertainty than that quantile of the held-out
+                rows get None. With n rows held out, the smallest share is 1 / (n + 1).
 
         Returns:
-            Labels as in `classes_`. With `abstain` an array of dtype object, because None is no
-            label whatever the labels are: `pandas.isna(labels)` and `labels == None` find it.
+            Labels as in `classes_`. With `abstain` the dtype is object, because None is no label,
+            whatever the labels are: `pandas.isna(labels)` and `labels == None` find it.
         """
         probs, _, epistemic = self._prediction(X)
         labels: NDArray[Any] = self.classes_[probs.argmax(-1).numpy()]
@@ -159,14 +157,14 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         return labels
 
     def score_samples(self, X: Any) -> Floats:
-        """The log density of each row's features: low where the row is unlike the training data.
+        """Return the log density of each row's features: low if unlike the training data.
 
         It is −inf where a row is too far away for the density to be computed.
         """
         return -self._prediction(X).epistemic.numpy()
 
     def uncertainty(self, X: Any) -> tuple[Floats, Floats]:
-        """Aleatoric and epistemic uncertainty of each row.
+        """Return aleatoric and epistemic uncertainty of each row.
 
         The first is the entropy in nats of the softmax before the density scales it, which more
         data would not remove; the second is minus the log density.
@@ -181,7 +179,7 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         if not scaler.var_.any():
             raise UserError("no column of X varies on the training rows: there is nothing to learn")
         x = scaler.transform(X)
-        with alone_on_one_thread():
+        with TRAINING, _one_thread():
             method = self._untrained(X.shape[1], np.bincount(y[train]), seed)
             fit(
                 method,
@@ -191,14 +189,14 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
                 engine=EngineConfig(accelerator=self.device, predict_batch_size=ROWS),
                 progress=bool(self.verbose),
             )
-        # In float64 a row gets the same answer in whatever company it is predicted.
+        # In float64 a prediction does not depend on the other rows of its batch.
         method.cpu().double()
         method.encoder = nn.Sequential(Standardize(scaler), method.encoder)
-        calibrate(method, torch.tensor(X[heldout]), torch.tensor(y[heldout]))
+        _calibrate(method, torch.tensor(X[heldout]), torch.tensor(y[heldout]))
         return method
 
     def _untrained(self, num_columns: int, class_counts: Indices, seed: int) -> DensitySoftmax:
-        depth, width = whole("depth", self.depth, 0), whole("width", self.width, 1)
+        depth, width = _integer("depth", self.depth, 0), _integer("width", self.width, 1)
         config = self._config(class_counts)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
@@ -206,20 +204,20 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             return DensitySoftmax(encoder, len(class_counts), config)
 
     def _config(self, class_counts: Indices) -> DensitySoftmax.Config:
-        batch_size = whole("batch_size", self.batch_size, 1)
+        batch_size = _integer("batch_size", self.batch_size, 1)
         num_steps = math.ceil(class_counts.sum() / batch_size)
         epochs = max(MIN_EPOCHS, math.ceil(MIN_STEPS / num_steps))
-        penalty = number("gradient_penalty", self.gradient_penalty)
+        penalty = _number("gradient_penalty", self.gradient_penalty)
         return DensitySoftmax.Config(
-            # Projections, because the exact norm takes one pass per column.
+            # Always by projections, because the exact norm takes one pass per column.
             penalty=FrobeniusPenalty.Config(weight=penalty, exact_below=0),
             density=self._density_config(class_counts),
-            # Tens of held-out rows have too few below their 5 % quantile to judge a decay by.
+            # A few tens of held-out rows have too few below their 5 % quantile to fit a decay.
             scale=QuantileScale.Config(quantile=0.25),
             representation=Descent(
-                epochs=epochs if self.epochs is None else whole("epochs", self.epochs, 1),
+                epochs=epochs if self.epochs is None else _integer("epochs", self.epochs, 1),
                 batch_size=batch_size,
-                optimizer=Adam(lr=number("learning_rate", self.learning_rate)),
+                optimizer=Adam(lr=_number("learning_rate", self.learning_rate)),
                 schedule=OneCycle(),
             ),
             head=None,
@@ -238,10 +236,10 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         return self._serve(validate_data(self, X, dtype=np.float64, reset=False))
 
     def _serve(self, X: Floats) -> Prediction:
-        """What the model says of checked rows, in float64."""
+        """Return predictions for checked rows, in float64."""
         x = torch.from_numpy(np.array(X, order="C"))  # a copy: torch takes no read-only arrays
-        parts = zip(*map(self._serve_batch, x.split(ROWS)), strict=True)
-        return Prediction(*(torch.cat(part).double() for part in parts))
+        fields = zip(*map(self._serve_batch, x.split(ROWS)), strict=True)
+        return Prediction(*(torch.cat(field).double() for field in fields))
 
     @torch.no_grad()
     def _serve_batch(self, x: Tensor) -> Prediction:
@@ -251,14 +249,14 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         return Prediction(probs / probs.sum(-1, keepdim=True), aleatoric, epistemic)
 
     def _threshold(self, rate: float) -> float:
-        """What a new row like the n held-out ones exceeds with a probability of at most `rate`.
+        """Return what a new row like the n held-out ones exceeds with probability <= `rate`.
 
         If all n + 1 are exchangeable, the new one is among the k highest with probability
         k / (n + 1).
         """
         num_heldout = len(self.heldout_epistemic_)
-        # Rounding must not cost a rate of exactly k / (n + 1).
-        share = number("abstain", rate)
+        share = _number("abstain", rate)
+        # The margin keeps rates of exactly k / (n + 1) from being rounded down.
         highest = math.floor((num_heldout + 1) * share + 1e-9) if 0 < share < 1 else 0
         if highest == 0:
             raise UserError(
@@ -267,7 +265,7 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
                 "validation_fraction allow a smaller one"
             )
         threshold = float(self.heldout_epistemic_[-highest])
-        # Nor may it make a row exceed its own twin among the held-out ones.
+        # This margin keeps a row from exceeding its own duplicate among the held-out ones.
         return threshold + 1e-9 * abs(threshold)
 
 
@@ -283,72 +281,59 @@ class Standardize(nn.Module):
         self.register_buffer("scale", torch.from_numpy(scaler.scale_))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Columns of mean 0 and standard deviation 1 on the training rows."""
+        """Scale columns to mean 0 and standard deviation 1 on the training rows."""
         return (x - self.mean) / self.scale
 
 
 @torch.no_grad()
-def calibrate(method: DensitySoftmax, x: Tensor, y: Tensor) -> None:
-    """Repeat the scale stage in the precision in which the method is to serve.
+def _calibrate(method: DensitySoftmax, x: Tensor, y: Tensor) -> None:
+    """Repeat the scale stage in the precision of predictions.
 
     Where many rows are alike, the interquartile range of their log densities is nearly 0, and
-    the rounding of float32 would make those very rows surprising.
+    the rounding of float32 would make these rows look atypical.
     """
     scale = next(stage for stage in method.stages() if stage.name == "scale")
     assert isinstance(scale, Estimate)
     batches = zip(x.split(ROWS), y.split(ROWS), strict=True)
-    parts = [scale.statistics(Batch(method.features(x), y)) for x, y in batches]
-    scale.finish({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+    found = [scale.statistics(Batch(method.features(x), y)) for x, y in batches]
+    scale.finish({name: torch.cat([batch[name] for batch in found]) for name in found[0]})
 
 
-def whole(name: str, value: Any, least: int) -> int:
-    """A setting that counts something; numpy's numbers, as grids have them, become plain ones."""
+def _integer(name: str, value: Any, least: int) -> int:
+    """Check a setting that is a count; numpy's integers, as grids have them, become plain ones."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise UserError(f"{name}={value!r}: choose {least} or more, a whole number")
     return int(value)
 
 
-def number(name: str, value: Any) -> float:
-    """A setting on a continuous scale."""
+def _number(name: str, value: Any) -> float:
     if not isinstance(value, SupportsFloat):
         raise UserError(f"{name}={value!r}: choose a number")
     return float(value)
 
 
-def draw_seed(random_state: int | np.random.RandomState | None) -> int:
-    """A number from a scikit-learn `random_state`, without the global generator."""
-    fresh = random_state is None
-    generator = np.random.RandomState() if fresh else check_random_state(random_state)
-    return int(generator.randint(np.iinfo(np.int32).max))
-
-
-def hold_out(y: Indices, fraction: float, seed: int) -> tuple[Indices, Indices]:
-    """Rows to train on and rows held out, each class in both by its share.
+def _hold_out(y: Indices, fraction: float, seed: int) -> tuple[Indices, Indices]:
+    """Return the indices of rows to train on and of rows held out, stratified by class.
 
     The first row of each class, in random order, is for training. The held-out rows are evenly
-    spaced among the others, which stand class by class; there are none if there are no others.
+    spaced among the others, sorted by class; there are none if there are no others.
     """
-    if not 0 < number("validation_fraction", fraction) < 1:
+    if not 0 < _number("validation_fraction", fraction) < 1:
         raise UserError(f"validation_fraction={fraction}: choose a share between 0 and 1")
     order = np.lexsort((np.random.default_rng(seed).random(len(y)), y))
     _, first = np.unique(y[order], return_index=True)
     spare = np.delete(order, first)
     num_heldout = min(max(1, round(fraction * len(y))), len(spare))
-    places = (np.arange(num_heldout) + 0.5) * len(spare) / max(1, num_heldout)
-    heldout = np.sort(spare[places.astype(np.intp)])
+    spaced = (np.arange(num_heldout) + 0.5) * len(spare) / max(1, num_heldout)
+    heldout = np.sort(spare[spaced.astype(np.intp)])
     return np.setdiff1d(order, heldout), heldout
 
 
-TRAINING = threading.Lock()
-
-
 @contextlib.contextmanager
-def alone_on_one_thread() -> Iterator[None]:
-    """One fit at a time, on one thread: torch's generator and thread count are global."""
-    with TRAINING:
-        num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(num_threads)
+def _one_thread() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)

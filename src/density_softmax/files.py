@@ -5,6 +5,7 @@ Nothing is ever unpickled: tensors are kept as safetensors.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,21 +21,6 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-__all__ = [
-    "IMAGE_SUFFIXES",
-    "Box",
-    "StorageError",
-    "central_box",
-    "decode",
-    "differences",
-    "load_tensors",
-    "read_image",
-    "replacing",
-    "save_tensors",
-    "under",
-    "write_bytes",
-    "write_text",
-]
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 # Of tensors that do not fit, so many are named in a message.
@@ -137,6 +123,19 @@ def load_tensors(
         raise StorageError(
             f"{path}: truncated or not a safetensors file ({error}); delete it and run again"
         ) from None
+
+
+def hash_tensor(digest: hashlib._Hash, tensor: Tensor) -> None:
+    """Add the type, the shape and the values of a tensor to a digest.
+
+    Args:
+        digest: such as `hashlib.sha256()`.
+        tensor: on any device.
+    """
+    import torch
+
+    digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,16 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.data.sources import as_source
+from density_softmax.data.loaders import as_source
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.errors import UserError
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.execution import seeded
-from density_softmax.nn.taps import Listener
+from density_softmax.nn.taps import CallRecorder
 from density_softmax.recipes.attach import closed_form
-
-__all__ = ["attach"]
 
 
 def attach(
@@ -65,12 +63,12 @@ def attach(
         raise UserError(f"the model computes in {precision}: pass model.float()")
     device = next(model.parameters()).device
     with seeded(seed, device):
-        method = around_checked(encoder, config, next(sources[0].read([[0]], device)).x)
+        method = _around_checked(encoder, config, next(sources[0].read([[0]], device)).x)
     fit(method, *sources, seed=seed, engine=engine, progress=progress)
     return method
 
 
-def around_checked(
+def _around_checked(
     encoder: Headless, config: DensitySoftmax.Config, example: Tensor
 ) -> DensitySoftmax:
     """`around`, whose only pass also tells whether the head gives what the model returns."""
@@ -78,28 +76,31 @@ def around_checked(
     def read(name: str, inputs: Any, output: Any) -> Any:
         if name != encoder.head_name or not inputs:  # of which Headless tells
             return output
-        check_linear(encoder, inputs[0], output)
+        _check_linear(encoder, inputs[0], output)
         return output.clone()  # what follows the head may overwrite it
 
-    listener = Listener(("", encoder.head_name), read)
-    listener.start(encoder.model)
-    try:
+    recorder = CallRecorder(("", encoder.head_name), read)
+    with recorder.recording(encoder.model):
         method = around(encoder, config, example)
-    finally:
-        listener.stop()
-    heard = listener.take()
-    check_head(encoder, heard[encoder.head_name], heard[""])
+    outputs = recorder.pop()
+    _check_head(encoder, outputs[encoder.head_name], outputs[""])
     return method
 
 
 def around(encoder: Headless, config: DensitySoftmax.Config, example: Tensor) -> DensitySoftmax:
-    """An unfitted method that shares its head with the trained model."""
+    """An unfitted method that shares its head with the trained model.
+
+    Args:
+        encoder: the trained model, as an encoder.
+        config: the settings of the method.
+        example: a batch of inputs, (batch, ...).
+    """
     method = DensitySoftmax(encoder, encoder.head.out_features, config, example)
     method.head.linear = encoder.head
     return method
 
 
-def check_linear(encoder: Headless, z: Tensor, logits: Any) -> None:
+def _check_linear(encoder: Headless, z: Tensor, logits: Any) -> None:
     """Refuse a head that is more than W z + b, which is all that is taken from it.
 
     Called while the model runs: precision and a parametrised W are those of the pass.
@@ -113,7 +114,7 @@ def check_linear(encoder: Headless, z: Tensor, logits: Any) -> None:
         )
 
 
-def check_head(encoder: Headless, logits: Tensor, answer: Any) -> None:
+def _check_head(encoder: Headless, logits: Tensor, answer: Any) -> None:
     """Refuse a head whose outputs order the classes otherwise than what the model returns.
 
     A softmax or a temperature behind the head changes no order. Of models that do not return a

@@ -1,4 +1,4 @@
-"""The words of a training story: stages, descents, optimizers and schedules, all of them data."""
+"""How a method is trained, as data: stages, descents, optimizers and schedules."""
 
 from __future__ import annotations
 
@@ -12,22 +12,6 @@ from torch import Tensor, nn
 
 from density_softmax.config import ConfigError, Family, at_least
 from density_softmax.types import Batch
-
-__all__ = [
-    "SGD",
-    "Adam",
-    "Constant",
-    "Descent",
-    "Estimate",
-    "OneCycle",
-    "Optimizer",
-    "Schedule",
-    "Stage",
-    "Steps",
-    "Train",
-    "Values",
-    "on_columns",
-]
 
 
 class Optimizer(Family, ABC):
@@ -46,7 +30,6 @@ class Adam(Optimizer, kind="adam"):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse steps uphill."""
         at_least(self, lr=0, weight_decay=0)
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -70,7 +53,6 @@ class SGD(Optimizer, kind="sgd"):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse steps uphill, and a look ahead along no momentum."""
         at_least(self, lr=0, momentum=0, weight_decay=0)
         if self.nesterov and not self.momentum:
             raise ConfigError("momentum=0: choose more than 0, or nesterov=false")
@@ -89,7 +71,7 @@ class SGD(Optimizer, kind="sgd"):
 
 
 def _on_cpu(parameters: Sequence[nn.Parameter]) -> bool | None:
-    """True on a CPU, where the fused update is half the price of a small step; else torch's choice.
+    """True on a CPU, where the fused update halves the time of a small step; else torch's choice.
 
     On accelerators torch batches updates by itself, and fused ones cannot be clipped under fp16.
     """
@@ -101,7 +83,7 @@ class Schedule(Family, ABC):
 
     @abstractmethod
     def factor(self, epoch: float, epochs: int) -> float:
-        """What the learning rate is multiplied with after `epoch` (fractional) of `epochs`."""
+        """What the learning rate is multiplied by after `epoch` (fractional) of `epochs`."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +108,6 @@ class Steps(Schedule, kind="steps"):
     nominal_epochs: int = 200
 
     def __post_init__(self) -> None:
-        """Refuse rates below zero and a run without length."""
         at_least(self, ratio=0, warmup_epochs=0, nominal_epochs=1)
 
     def factor(self, epoch: float, epochs: int) -> float:
@@ -147,7 +128,6 @@ class OneCycle(Schedule, kind="one_cycle"):
     rise: float = 0.3
 
     def __post_init__(self) -> None:
-        """Refuse a triangle without a flank."""
         if not 0 < self.rise < 1:
             raise ConfigError(f"rise={self.rise}: choose a share between 0 and 1")
 
@@ -163,14 +143,14 @@ class Descent:
 
     Attributes:
         epochs: passes over the split.
-        batch_size: samples per step, over all processes; a lone last one joins the step before.
+        batch_size: samples per step, over all processes; a single one left over joins the step
+            before.
         optimizer: its kind and rates.
         schedule: how the rate changes.
-        accumulate: how many parts a batch is computed in, to save memory.
+        accumulate: in how many pieces a batch is computed, to save memory.
         clip_norm: largest norm of the gradient, or null for no clipping.
         patience: stop once the stage's first monitored value has not improved for so many
-            epochs, and end with the best weights, be they those it began with; null keeps the
-            last.
+            epochs, and keep the best weights, even those it began with; null keeps the last.
     """
 
     epochs: int
@@ -182,7 +162,6 @@ class Descent:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        """Reject counts that count nothing, and a norm below zero."""
         at_least(self, epochs=1, batch_size=1, accumulate=1, clip_norm=0, patience=1)
 
 
@@ -210,7 +189,7 @@ class Estimate:
 
     name: str
     statistics: Callable[[Batch], Values]
-    finish: Callable[[Values], None]
+    finish: Callable[[Values], object]
     reduce: Literal["sum", "concat"] = "sum"
     on: Literal["inputs", "features"] = "inputs"
     split: Literal["train", "heldout"] = "train"
@@ -225,15 +204,15 @@ class Train:
 
     Attributes:
         name: what progress bars, checkpoints and rows call the stage.
-        loss: mean loss of a batch; a bound method, so that it sees the method's parts.
-        parameters: what may change, except those frozen before the run. Parts without a trained
+        loss: mean loss of a batch; a bound method, so it sees the method's layers.
+        parameters: what may change, except those frozen before the run. Layers without a trained
             parameter are in evaluation mode.
         descent: how long and with which optimizer.
         on: `features` reads the encoder's cached outputs in place of inputs.
         split: which data it learns from.
         monitor: per-sample values, averaged over the held-out slice after every epoch. The
             first of them, lower = better, decides when a descent with patience stops.
-        after_step: estimated after each step from the batch just learned, over all processes.
+        after_step: estimated after each step from the batch of that step, over all processes.
         settings: as for `Estimate`; the descent is always one of them.
         parts: as for `Estimate`.
     """
@@ -254,7 +233,12 @@ Stage = Train | Estimate
 
 
 def on_columns(stage: Stage, columns: slice) -> Stage:
-    """The same stage on features, seeing only some of their columns."""
+    """The same stage on features, seeing only some of their columns.
+
+    Args:
+        stage: one that reads features, (batch, features).
+        columns: which of them it sees.
+    """
 
     def seeing(function: Callable[[Batch], T]) -> Callable[[Batch], T]:
         return lambda batch: function(Batch(batch.x[:, columns], batch.y))

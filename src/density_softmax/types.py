@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Batch", "Data", "Prediction", "Row", "Source", "Split", "Task", "as_numbers"]
-
 
 class Batch(NamedTuple):
     """What a loss sees: inputs (or cached features) and their labels."""
@@ -64,8 +62,8 @@ class Source(ABC):
     def order(self, seed: int) -> Sequence[int]:
         """The indices of one training epoch; the seed decides their order."""
 
-    def place_of(self, index: int) -> int:
-        """Where a sample stands in its owner's data, as messages name it."""
+    def original_index(self, index: int) -> int:
+        """Return the index of a sample in its owner's data, as messages name it."""
         return index
 
     @abstractmethod
@@ -118,7 +116,11 @@ class Data:
 
 
 def as_numbers(values: Any) -> Tensor | None:
-    """What a user calls numbers as a tensor, or None if they are none."""
+    """What a user calls numbers as a tensor, or None if they are none.
+
+    Args:
+        values: a tensor, an array, or anything that numpy makes one of.
+    """
     if isinstance(values, Tensor):
         return values
     # Torch takes neither read-only arrays nor negative strides: such are copied.

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from density_softmax import benchmark
-from density_softmax.benchmark import identify, prepare
 from density_softmax.cli import main
+from density_softmax.recipes import prepare
 from density_softmax.runs.rows import read_rows
-from density_softmax.runs.run import RunDirectory
+from density_softmax.runs.run import Run
 
 SHORT = ("method.representation.epochs=2", "method.density.descent.epochs=2")
 
@@ -99,13 +98,13 @@ def test_evaluate_gives_no_split_a_second_role(tmp_path, monkeypatch, capsys):
     roles = {"digits-c/fog/1": "shift", tmp_path / "digits-c.npz": "mean over shifts"}
     for name, role in roles.items():
         assert call(monkeypatch, "evaluate", out, "--ood", name) == 2
-        assert f"has figures of it as {role}, and cannot have any as ood" in capsys.readouterr().err
+        assert f"has results of it as {role}, and cannot have any as ood" in capsys.readouterr().err
     assert contents(out) == before
 
 
 def test_evaluate_on_sets_by_name_needs_data_that_have_names(run_directory, monkeypatch, capsys):
     assert call(monkeypatch, "evaluate", run_directory, "--ood", "svhn") == 2
-    assert "generated whole: leave --shift and --ood away" in capsys.readouterr().err
+    assert "generated whole: omit --shift and --ood" in capsys.readouterr().err
 
 
 def test_evaluate_bounds_the_lipschitz_constant_if_asked(run_directory, monkeypatch):
@@ -128,10 +127,11 @@ def test_a_method_without_an_encoder_to_bound_is_refused_before_anything_is_pred
     method, monkeypatch, tmp_path, capsys
 ):
     small = ("encoder.depth=1", "encoder.width=8", "data.num_points=80")
-    RunDirectory(tmp_path).claim(identify(prepare("toy", method, small), 0), resume=False)
-    RunDirectory(tmp_path).save_rows([])
+    run = Run(prepare("toy", method, small), path=tmp_path)
+    run.claim(resume=False)
+    run.save_rows([])
     before = contents(tmp_path)
-    monkeypatch.setattr(benchmark, "restore", lambda method, directory: None)  # as if trained
+    monkeypatch.setattr(Run, "_restore", lambda run, method: None)  # as if trained
     assert call(monkeypatch, "evaluate", tmp_path, "--lipschitz") == 2
     error = capsys.readouterr().err.strip()
     assert len(error.splitlines()) == 1
@@ -245,13 +245,13 @@ def test_an_interrupt_says_how_to_continue(monkeypatch, capsys):
     def interrupted(what):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("density_softmax.cli.listing.listing", interrupted)
+    monkeypatch.setattr("density_softmax.cli.experiments.listing", interrupted)
     assert call(monkeypatch, "list", "methods") == 130
     assert capsys.readouterr().err.startswith("interrupted: a run continues with --resume")
 
 
 def test_a_killed_process_resumes_to_the_weights_of_an_undisturbed_one(tmp_path):
-    command = [sys.executable, "-m", "density_softmax", "train", "toy"]
+    command = [sys.executable, "-m", "density_softmax", "train", "toy", "--no-share"]
     command += settings(
         "method.representation.epochs=20",
         "method.density.descent.epochs=20",

@@ -14,19 +14,17 @@ from scipy import ndimage
 from density_softmax.data import corruptions
 from density_softmax.data.corruptions import (
     ALL_CORRUPTIONS,
+    CIFAR,
     CORRUPTIONS,
     EXTRA_CORRUPTIONS,
+    IMAGENET,
     SEVERITIES,
-    blur,
     corrupt,
-    digital,
-    filters,
-    noise,
-    weather,
+    noise_blur,
+    strength,
+    weather_digital,
 )
-from density_softmax.data.corruptions.constants import CIFAR, IMAGENET, strength
-from density_softmax.data.corruptions.digital import equalise, spatter
-from density_softmax.data.corruptions.filters import Draws, to_pixels, to_tensor
+from density_softmax.data.corruptions.noise_blur import RandomStreams, to_pixels, to_tensor
 
 BLURS = ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "gaussian_blur")
 
@@ -54,8 +52,8 @@ def distances(kind: str, x: np.ndarray) -> list[float]:
     return [distance(corrupt(x, kind, severity), x) for severity in SEVERITIES]
 
 
-def draws_for(x: torch.Tensor, kind: str = "any") -> Draws:
-    return Draws(kind, range(len(x)))
+def random_for(x: torch.Tensor, kind: str = "any") -> RandomStreams:
+    return RandomStreams(kind, range(len(x)))
 
 
 # --- the contract of every type -----------------------------------------------------------------
@@ -128,9 +126,9 @@ def test_size_of_imagenet_works(kind):
 @pytest.mark.parametrize("level", [0, 255])
 def test_black_and_white_images_stay_finite(kind, level):
     x = to_tensor(np.full((1, 16, 16, 3), level, dtype=np.uint8))
-    function = {**vars(noise), **vars(blur), **vars(weather), **vars(digital), "spatter": spatter}
+    function = {**vars(noise_blur), **vars(weather_digital)}
     for severity in SEVERITIES:
-        y = function[kind](x, draws_for(x), *CIFAR[kind][severity - 1])
+        y = function[kind](x, random_for(x), *CIFAR[kind][severity - 1])
         assert y.isfinite().all()
 
 
@@ -235,7 +233,7 @@ def test_frost_hides_more_of_the_image_with_severity():
     x = to_tensor(textures(48))
     own = []
     for keep, weight in CIFAR["frost"]:
-        y = weather.frost(x, draws_for(x), keep, weight)
+        y = weather_digital.frost(x, random_for(x), keep, weight)
         own.append((keep * x).var() / y.var())
     assert all(later < earlier for earlier, later in pairwise(own))
 
@@ -244,8 +242,8 @@ def test_elastic_displacement_grows_while_its_affine_part_shrinks():
     x = to_tensor(textures(48))
     local, affine = [], []
     for alpha, sigma, spread in CIFAR["elastic_transform"]:
-        only_local = digital.elastic_transform(x, draws_for(x), alpha, sigma, 0.0)
-        only_affine = digital.elastic_transform(x, draws_for(x), 0.0, 0.0, spread)
+        only_local = weather_digital.elastic_transform(x, random_for(x), alpha, sigma, 0.0)
+        only_affine = weather_digital.elastic_transform(x, random_for(x), 0.0, 0.0, spread)
         local.append((only_local - x).abs().mean().item())
         affine.append((only_affine - x).abs().mean().item())
     assert local == sorted(local)
@@ -286,35 +284,35 @@ def test_blur_keeps_a_constant_image(kind, side):
 @pytest.mark.parametrize(
     ("function", "nothing"),
     [
-        (noise.gaussian_noise, (0.0,)),
-        (noise.impulse_noise, (0.0,)),
-        (noise.speckle_noise, (0.0,)),
-        (blur.defocus_blur, (0.0, 0.01)),
-        (blur.gaussian_blur, (0.0,)),
-        (blur.glass_blur, (0.0, 1, 0)),
-        (blur.motion_blur, (0, 1.0)),
-        (blur.zoom_blur, (1.001, 0.01)),
-        (weather.snow, (0.0, 0.0, 1.0, 0.5, 8, 3.0, 1.0)),
-        (weather.frost, (1.0, 0.0)),
-        (weather.fog, (0.0, 3.0)),
-        (weather.brightness, (0.0,)),
-        (digital.contrast, (1.0,)),
-        (digital.elastic_transform, (0.0, 0.0, 0.0)),
-        (digital.pixelate, (1.0,)),
-        (digital.saturate, (1.0, 0.0)),
-        (spatter, (0.5, 0.0, 1.0, 0.6, 0.5, 0)),
-        (spatter, (0.5, 0.0, 1.0, 0.6, 0.5, 1)),
+        (noise_blur.gaussian_noise, (0.0,)),
+        (noise_blur.impulse_noise, (0.0,)),
+        (noise_blur.speckle_noise, (0.0,)),
+        (noise_blur.defocus_blur, (0.0, 0.01)),
+        (noise_blur.gaussian_blur, (0.0,)),
+        (noise_blur.glass_blur, (0.0, 1, 0)),
+        (noise_blur.motion_blur, (0, 1.0)),
+        (noise_blur.zoom_blur, (1.001, 0.01)),
+        (weather_digital.snow, (0.0, 0.0, 1.0, 0.5, 8, 3.0, 1.0)),
+        (weather_digital.frost, (1.0, 0.0)),
+        (weather_digital.fog, (0.0, 3.0)),
+        (weather_digital.brightness, (0.0,)),
+        (weather_digital.contrast, (1.0,)),
+        (weather_digital.elastic_transform, (0.0, 0.0, 0.0)),
+        (weather_digital.pixelate, (1.0,)),
+        (weather_digital.saturate, (1.0, 0.0)),
+        (weather_digital.spatter, (0.5, 0.0, 1.0, 0.6, 0.5, 0)),
+        (weather_digital.spatter, (0.5, 0.0, 1.0, 0.6, 0.5, 1)),
     ],
 )
 def test_strength_of_nothing_changes_nothing(function, nothing):
     pixels = textures(3, 24, 31)
     x = to_tensor(pixels)
-    np.testing.assert_array_equal(to_pixels(function(x, draws_for(x), *nothing)), pixels)
+    np.testing.assert_array_equal(to_pixels(function(x, random_for(x), *nothing)), pixels)
 
 
 def test_shot_noise_has_poisson_mean_and_variance():
     x = torch.full((60, 3, 32, 32), 102 / 255, dtype=torch.float64)
-    y = noise.shot_noise(x, draws_for(x), 50.0)
+    y = noise_blur.shot_noise(x, random_for(x), 50.0)
     assert y.mean().item() == pytest.approx(0.4, abs=0.002)
     assert y.var().item() == pytest.approx(0.4 / 50, rel=0.03)
 
@@ -325,9 +323,9 @@ def test_impulses_are_half_salt_half_pepper():
     assert (y == 255).mean() == pytest.approx(0.035, abs=0.002)
 
 
-def test_draws_are_uniform_and_normal():
-    draws = Draws("any", range(200))
-    u, n = draws.uniform(500), draws.normal(500)
+def test_random_numbers_are_uniform_and_normal():
+    random = RandomStreams("any", range(200))
+    u, n = random.uniform(500), random.normal(500)
     assert 0 < u.min() < u.max() < 1
     assert (u.mean().item(), u.var().item()) == pytest.approx((0.5, 1 / 12), abs=0.003)
     assert (n.mean().item(), n.std().item()) == pytest.approx((0, 1), abs=0.01)
@@ -335,7 +333,9 @@ def test_draws_are_uniform_and_normal():
 
 
 def test_plasma_fills_the_unit_interval_and_roughens_as_decay_falls():
-    smooth, rough = (weather.plasma(Draws("fog", range(8)), 32, 32, d) for d in (3.0, 1.5))
+    smooth, rough = (
+        weather_digital._plasma(RandomStreams("fog", range(8)), 32, 32, d) for d in (3.0, 1.5)
+    )
     for field in (smooth, rough):
         assert (field.amin((1, 2)) == 0).all()
         assert (field.amax((1, 2)) == 1).all()
@@ -345,7 +345,7 @@ def test_plasma_fills_the_unit_interval_and_roughens_as_decay_falls():
 def test_equalised_levels_reach_from_0_to_255():
     levels = np.random.default_rng(0).integers(3, 17, (4, 16, 16))
     levels[3] = 5
-    y = equalise(levels)
+    y = weather_digital._equalise(levels)
     assert (y[:3].min(), y[:3].max()) == (0, 255)
     assert (y[3] == 5).all()
 
@@ -359,7 +359,7 @@ def test_gaussian_filter_is_scipys(border, sigma):
     x = np.random.default_rng(0).random((2, 20, 31))
     expected = ndimage.gaussian_filter(x, (0, sigma, sigma), mode=border)
     np.testing.assert_allclose(
-        filters.gaussian_filter(torch.from_numpy(x), sigma, border), expected
+        noise_blur.gaussian_filter(torch.from_numpy(x), sigma, border), expected
     )
 
 
@@ -370,14 +370,14 @@ def test_clipped_zoom_is_scipys_zoom_of_the_centre(factor):
     start = (33 - crop) // 2
     zoomed = ndimage.zoom(x[start : start + crop, start : start + crop], factor, order=1)
     trim = (len(zoomed) - 33) // 2
-    y = filters.clipped_zoom(torch.from_numpy(x)[None, None], factor)
+    y = noise_blur.clipped_zoom(torch.from_numpy(x)[None, None], factor)
     np.testing.assert_allclose(y[0, 0], zoomed[trim : trim + 33, trim : trim + 33])
 
 
 def test_motion_filter_smears_a_point_along_its_line():
     x = torch.zeros(2, 1, 21, 21, dtype=torch.float64)
     x[:, 0, 10, 10] = 1
-    y = filters.motion_filter(x, torch.tensor([0.0, 90.0]), 3, 2.0)
+    y = noise_blur.motion_filter(x, torch.tensor([0.0, 90.0]), 3, 2.0)
     weights = np.exp(-(np.arange(7.0) ** 2) / 8)
     weights /= weights.sum()
     np.testing.assert_allclose(y[0, 0, 10, 4:11], weights[::-1])
@@ -387,7 +387,7 @@ def test_motion_filter_smears_a_point_along_its_line():
 
 def test_glass_blur_copies_as_the_authors_loop_does():
     x, radius = to_tensor(waves(2, side=20)), 2
-    u = draws_for(x).uniform(2, 2, 20, 20).numpy()
+    u = random_for(x).uniform(2, 2, 20, 20).numpy()
     shift = np.floor(2 * radius * u).astype(int) - radius
     expected = to_pixels(x)
     for image, moves in zip(expected, shift, strict=True):
@@ -395,17 +395,17 @@ def test_glass_blur_copies_as_the_authors_loop_does():
             for h in range(20 - radius, radius, -1):
                 for w in range(20 - radius, radius, -1):
                     image[h, w] = image[h + dy[h, w], w + dx[h, w]]
-    y = blur.glass_blur(x, draws_for(x), 0.0, radius, 2)
+    y = noise_blur.glass_blur(x, random_for(x), 0.0, radius, 2)
     np.testing.assert_array_equal(to_pixels(y), expected)
 
 
 def test_elastic_displacement_is_scipys_map_coordinates():
     x = to_tensor(textures(1, 24, 30))
-    draws = draws_for(x)
-    draws.uniform(6)
-    shift = 0.3 * 24 * draws.between(-1, 1, 2, 24, 30)[0].numpy()
+    random = random_for(x)
+    random.uniform(6)
+    shift = 0.3 * 24 * random.between(-1, 1, 2, 24, 30)[0].numpy()
     rows, cols = np.mgrid[:24, :30] + shift
-    y = digital.elastic_transform(x, draws_for(x), 0.3, 0.0, 0.0)
+    y = weather_digital.elastic_transform(x, random_for(x), 0.3, 0.0, 0.0)
     expected = ndimage.map_coordinates(x[0, 0].numpy(), (rows, cols), order=1, mode="reflect")
     np.testing.assert_allclose(y[0, 0], expected, atol=1e-12)
 
@@ -424,8 +424,8 @@ def test_brightness_and_saturation_are_those_of_hsv(severity):
     (shift,), (times, plus) = CIFAR["brightness"][severity - 1], CIFAR["saturate"][severity - 1]
     brighter = hsv_changed(pixels, lambda h, s, v: (h, s, min(v + shift, 1)))
     vivid = hsv_changed(pixels, lambda h, s, v: (h, min(times * s + plus, 1), v))
-    y = weather.brightness(x, draws_for(x), shift)
-    z = digital.saturate(x, draws_for(x), times, plus)
+    y = weather_digital.brightness(x, random_for(x), shift)
+    z = weather_digital.saturate(x, random_for(x), times, plus)
     np.testing.assert_allclose(y.permute(0, 2, 3, 1), brighter, atol=1e-12)
     np.testing.assert_allclose(z.permute(0, 2, 3, 1), vivid, atol=1e-12)
 

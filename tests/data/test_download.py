@@ -3,10 +3,8 @@
 import errno
 import hashlib
 import io
-import stat
 import tarfile
 import threading
-import zipfile
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -259,29 +257,9 @@ def test_nothing_of_a_hostile_archive_is_unpacked(tmp_path, hostile):
     assert not (tmp_path / "escape").exists()
 
 
-def test_zip_archives_are_unpacked_under_the_same_rules(tmp_path):
-    with zipfile.ZipFile(tmp_path / "good.zip", "w") as file:
-        file.writestr("set/a.bin", b"a")
-    unpack(tmp_path / "good.zip", tmp_path / "good")
-    assert (tmp_path / "good" / "set" / "a.bin").read_bytes() == b"a"
-    link = zipfile.ZipInfo("link")
-    link.external_attr = (stat.S_IFLNK | 0o777) << 16
-    for member in ("../escape", link):
-        with zipfile.ZipFile(tmp_path / "evil.zip", "w") as file:
-            file.writestr(member, "/etc/passwd")
-        with pytest.raises(DownloadError, match=r"evil\.zip: refused"):
-            unpack(tmp_path / "evil.zip", tmp_path / "evil")
-    assert list((tmp_path / "evil").iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["short.tar.gz", "short.zip"])
-def test_a_truncated_archive_leaves_nothing(tmp_path, name):
-    path = tmp_path / name
-    if name.endswith(".zip"):
-        with zipfile.ZipFile(path, "w") as file:
-            file.writestr("set/a.bin", PAYLOAD)
-    else:
-        path.write_bytes(tar_of({"set/a.bin": hashlib.sha256(PAYLOAD).digest() * 999}))
+def test_a_truncated_archive_leaves_nothing(tmp_path):
+    path = tmp_path / "short.tar.gz"
+    path.write_bytes(tar_of({"set/a.bin": hashlib.sha256(PAYLOAD).digest() * 999}))
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(DownloadError, match="truncated or damaged archive"):
         unpack(path, tmp_path / "out")

@@ -43,7 +43,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _small_svhn(monkeypatch):
-    monkeypatch.setattr(readers, "NUM_IMAGES", SMALL)
+    monkeypatch.setattr(readers, "SVHN_IMAGES", SMALL)
 
 
 def load(root, train, seed=0, **changes):
@@ -89,14 +89,14 @@ def test_the_seed_decides_the_heldout_slice_and_nothing_else(root):
     assert torch.equal(first.splits[0].source.x, other.splits[0].source.x)
 
 
-def test_official_test_parts_are_kept(root):
+def test_official_test_images_are_kept(root):
     data = load(root, "svhn", heldout=0.2)
     assert (len(data.train), len(data.heldout), len(data.splits[0].source)) == (24, 6, 20)
 
 
-@pytest.mark.parametrize(("part", "number"), [("train", 30), ("test", 20)])
-def test_a_part_that_is_named_is_all_there_is_of_a_set(root, part, number):
-    data = load(root, f"svhn/{part}", heldout=0.25, test_fraction=0.2)
+@pytest.mark.parametrize(("subset", "number"), [("train", 30), ("test", 20)])
+def test_a_subset_that_is_named_is_all_there_is_of_a_set(root, subset, number):
+    data = load(root, f"svhn/{subset}", heldout=0.25, test_fraction=0.2)
     sources = (data.train, data.heldout, data.splits[0].source)
     assert [len(source) for source in sources] == [0.6 * number, 0.2 * number, 0.2 * number]
 
@@ -189,14 +189,14 @@ def test_both_shapes_are_named_where_they_differ(root):
     assert load(root, "cifar10.1-v6", ood=("pets",), image_size=32).splits[1].name == "pets"
 
 
-def test_unknown_sets_and_parts_are_listed_with_the_known_ones(root):
+def test_unknown_sets_and_subsets_are_listed_with_the_known_ones(root):
     with pytest.raises(
         DataError, match=r"unknown data set 'cifr10'; did you mean 'cifar10'\?.*svhn"
     ):
         load(root, "cifr10")
-    with pytest.raises(DataError, match=r"cifar10-c has no part 'mist'; there are: .*fog"):
+    with pytest.raises(DataError, match=r"cifar10-c has no subset 'mist'; there are: .*fog"):
         load(root, "cifar10.1-v6", shifts=("cifar10-c/mist",))
-    with pytest.raises(DataError, match=r"cifar10-c has 75 parts: train on one"):
+    with pytest.raises(DataError, match=r"cifar10-c has 75 subsets: train on one"):
         load(root, "cifar10-c")
     with pytest.raises(ConfigError, match="two sets are called 'svhn'"):
         load(root, "cifar10.1-v6", ood=("svhn", "svhn"))

@@ -14,10 +14,10 @@ def random_bytes(*shape: int) -> Tensor:
     return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def one_at_a_time(x: Tensor, draws: Tensor, prepare: ImagePreparation) -> Tensor:
+def one_at_a_time(x: Tensor, augmentations: Tensor, prepare: ImagePreparation) -> Tensor:
     """The same preparation, written as a loop over images."""
     images = []
-    for image, (top, left, mirrored) in zip(x, draws.tolist(), strict=True):
+    for image, (top, left, mirrored) in zip(x, augmentations.tolist(), strict=True):
         image = image.flip(-1) if mirrored else image
         image = F.pad(image, (prepare.padding,) * 4)
         image = image[:, top : top + x.shape[2], left : left + x.shape[3]]
@@ -31,25 +31,27 @@ def one_at_a_time(x: Tensor, draws: Tensor, prepare: ImagePreparation) -> Tensor
 def test_whole_batches_become_what_single_images_become(shape, padding):
     prepare = ImagePreparation(MEAN, STD, padding=padding)
     x = random_bytes(*shape)
-    draws = prepare.draw(len(x), torch.Generator().manual_seed(1))
-    torch.testing.assert_close(prepare(x, draws), one_at_a_time(x, draws, prepare))
+    augmentations = prepare.sample_augmentations(len(x), torch.Generator().manual_seed(1))
+    torch.testing.assert_close(prepare(x, augmentations), one_at_a_time(x, augmentations, prepare))
 
 
 def test_order_of_channels_in_memory_does_not_matter():
     prepare = ImagePreparation(MEAN, STD)
     x = random_bytes(16, 12, 12, 3).permute(0, 3, 1, 2)
-    draws = prepare.draw(len(x), torch.Generator().manual_seed(1))
-    assert torch.equal(prepare(x, draws), prepare(x.contiguous(), draws))
+    augmentations = prepare.sample_augmentations(len(x), torch.Generator().manual_seed(1))
+    assert torch.equal(prepare(x, augmentations), prepare(x.contiguous(), augmentations))
 
 
-def test_every_place_and_both_directions_are_drawn():
-    draws = ImagePreparation(MEAN, STD, padding=2).draw(2000, torch.Generator().manual_seed(0))
-    assert len(draws.unique(dim=0)) == 5 * 5 * 2
+def test_every_crop_and_both_directions_are_sampled():
+    augmentations = ImagePreparation(MEAN, STD, padding=2).sample_augmentations(
+        2000, torch.Generator().manual_seed(0)
+    )
+    assert len(augmentations.unique(dim=0)) == 5 * 5 * 2
 
 
 def test_nothing_is_mirrored_unless_flips_are_wanted():
     prepare = ImagePreparation(MEAN, STD, flip=False)
-    assert prepare.draw(100, torch.Generator().manual_seed(0))[:, 2].max() == 0
+    assert prepare.sample_augmentations(100, torch.Generator().manual_seed(0))[:, 2].max() == 0
 
 
 def source(augment: bool = True) -> ArraySource:

@@ -42,7 +42,7 @@ def overwrite(path, place: int, byte: int) -> None:
 
 def test_cifar10_has_its_images_and_labels(tmp_path):
     write_cifar10(tmp_path)
-    train, test = (Cifar10(tmp_path).read(part) for part in ("train", "test"))
+    train, test = (Cifar10(tmp_path).read(subset) for subset in ("train", "test"))
     assert (len(train), len(test)) == (50_000, 10_000)
     assert train.shape == (3, 32, 32)
     assert train.class_names == CIFAR10_CLASSES
@@ -62,7 +62,7 @@ def test_cifar10_keeps_red_green_and_blue_rows_and_columns(tmp_path):
 
 def test_cifar100_has_fine_labels(tmp_path):
     write_cifar100(tmp_path)
-    train, test = (Cifar100(tmp_path).read(part) for part in ("train", "test"))
+    train, test = (Cifar100(tmp_path).read(subset) for subset in ("train", "test"))
     assert (len(train), len(test)) == (50_000, 10_000)
     assert [CIFAR100_CLASSES[label] for label in test.y[:2]] == ["worm", "aquarium_fish"]
     assert len(set(CIFAR100_CLASSES)) == 100
@@ -130,7 +130,7 @@ def test_nothing_is_unpickled(tmp_path):
 
 @pytest.fixture
 def small_svhn(monkeypatch):
-    monkeypatch.setattr(readers, "NUM_IMAGES", {"train": 30, "test": 20})
+    monkeypatch.setattr(readers, "SVHN_IMAGES", {"train": 30, "test": 20})
 
 
 @pytest.mark.usefixtures("small_svhn")
@@ -164,7 +164,7 @@ def test_damaged_svhn_files_are_named(tmp_path):
 
 
 def test_digits_are_split_once_and_for_all():
-    train, test = (Digits().read(part) for part in ("train", "test"))
+    train, test = (Digits().read(subset) for subset in ("train", "test"))
     assert (len(train), len(test)) == (1347, 450)
     assert train.shape == (1, 8, 8)
     assert train.x.max() == 255
@@ -185,9 +185,9 @@ def test_rows_of_a_severity_follow_each_other(tmp_path):
 def test_published_corruptions_are_mapped_not_read(tmp_path):
     write_corrupted_arrays(tmp_path)
     images = CorruptedArrays(tmp_path, class_names=CIFAR10_CLASSES, num_images=10_000)
-    parts = [images.read(part) for part in images.default_parts]
-    assert len(parts) == 75
-    assert {part.x.shape for part in parts} == {(10_000, 3, 32, 32)}
+    subsets = [images.read(subset) for subset in images.default_subsets]
+    assert len(subsets) == 75
+    assert {subset.x.shape for subset in subsets} == {(10_000, 3, 32, 32)}
 
 
 @pytest.mark.parametrize("file", ["fog.npy", "labels.npy"])

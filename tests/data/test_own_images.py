@@ -2,13 +2,17 @@ import numpy as np
 import pytest
 from layouts import write_folder
 
-from density_softmax.data import DataError
+from density_softmax.data import DataError, find_images
 from density_softmax.data.corrupted import CorruptedFolders
 from density_softmax.data.folders import ImageFolders
-from density_softmax.data.own import NpzImages, class_order, open_images
+from density_softmax.data.readers import NpzImages, class_order
 
 X = np.random.default_rng(0).integers(256, size=(6, 8, 10, 3), dtype=np.uint8)
 Y = np.array([2, 0, 1, 1, 0, 2])
+
+
+def open_images(path):
+    return find_images(str(path), path.parent).images
 
 
 def npz(folder, **arrays):
@@ -16,19 +20,19 @@ def npz(folder, **arrays):
     return folder / "mine.npz"
 
 
-def test_one_pair_of_arrays_is_one_part(tmp_path):
+def test_one_pair_of_arrays_is_one_subset(tmp_path):
     images = open_images(npz(tmp_path, x=X, y=Y))
-    assert images.parts == ("all",)
+    assert images.subsets == ("all",)
     read = images.read("all")
     np.testing.assert_array_equal(read.x.permute(0, 2, 3, 1), X)
     assert read.y.tolist() == Y.tolist()
     assert read.class_names == ("0", "1", "2")
 
 
-def test_two_pairs_are_training_and_test_part_and_other_arrays_are_ignored(tmp_path):
+def test_two_pairs_are_training_and_test_images_and_other_arrays_are_ignored(tmp_path):
     path = npz(tmp_path, x_train=X, y_train=Y, x_test=X[:2], y_test=Y[:2], coarse=Y)
     images = open_images(path)
-    assert images.parts == ("train", "test")
+    assert images.subsets == ("train", "test")
     assert len(images.read("test")) == 2
     assert images.read("test").class_names == ("0", "1", "2")
 

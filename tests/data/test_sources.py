@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -19,13 +21,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from density_softmax.data.sources import (
-    ArraySource,
-    DatasetSource,
-    Preparation,
-    as_source,
-    hold_out,
-)
+from density_softmax.data.loaders import DatasetSource, as_source
+from density_softmax.data.sources import ArraySource, Preparation, hold_out
 from density_softmax.errors import UserError
 from density_softmax.types import Source
 
@@ -36,11 +33,11 @@ X, Y = torch.arange(20.0).view(10, 2), torch.arange(10)
 class Jitter(Preparation):
     """Adds a number of its own to every sample; at test time it adds 1000."""
 
-    def draw(self, num_samples: int, generator: torch.Generator) -> Tensor:
+    def sample_augmentations(self, num_samples: int, generator: torch.Generator) -> Tensor:
         return torch.rand(num_samples, 1, generator=generator)
 
-    def __call__(self, x: Tensor, draws: Tensor | None) -> Tensor:
-        return x + (1000 if draws is None else draws)
+    def __call__(self, x: Tensor, augmentations: Tensor | None) -> Tensor:
+        return x + (1000 if augmentations is None else augmentations)
 
 
 class Stream(IterableDataset[tuple[Tensor, int]]):
@@ -186,7 +183,7 @@ def test_source_consists_of_the_samples_that_its_sampler_chooses_from(
     assert batch.y.tolist() == [3, 5, 7]
     (drawn,) = source.read([source.order(0)], CPU)
     assert set(drawn.y.tolist()) <= {3, 5, 7}
-    assert [source.place_of(index) for index in source.order(0)] == drawn.y.tolist()
+    assert [source.original_index(index) for index in source.order(0)] == drawn.y.tolist()
 
 
 def test_sampler_that_chooses_anew_for_every_epoch_is_followed() -> None:
@@ -448,3 +445,10 @@ def test_workers_read_the_same_batches() -> None:
     loader = DataLoader(dataset(), num_workers=1)
     (batch,) = DatasetSource(loader).read([[5, 6]], CPU, seed=0)
     assert torch.equal(batch.x, X[5:7])
+
+
+def test_data_and_metrics_import_heavy_packages_only_when_they_are_used() -> None:
+    code = "import sys, density_softmax.data, density_softmax.metrics\n"
+    code += "sys.exit(', '.join({'sklearn', 'scipy', 'PIL', 'pandas'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""

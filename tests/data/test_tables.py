@@ -98,7 +98,7 @@ def test_shifted_tables_keep_their_labels(tmp_path):
     assert data.splits[1].source.y.tolist() == [i % 2 for i in range(50)]
 
 
-def test_npz_tables_have_parts(tmp_path):
+def test_npz_tables_have_training_and_test_rows(tmp_path):
     y = np.arange(50) % 2
     np.savez(tmp_path / "t.npz", x_train=X, y_train=y, x_test=X[:7], y_test=y[:7])
     data = Table(str(tmp_path / "t.npz"), ood=(str(tmp_path / "t.npz"),)).load(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.backbones.wide_resnet import WideResNet

@@ -15,7 +15,7 @@ import density_softmax as ds
 from density_softmax.deploy import export as exporter
 from density_softmax.deploy.parity import TOLERANCE, ParityError, probes
 from density_softmax.errors import UserError
-from density_softmax.methods import Deterministic
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.serve.card import FALSE_ALARMS, Normalisation
 from density_softmax.serve.predictor import onnx_session
 

@@ -19,7 +19,7 @@ from density_softmax.nn.backbones.resnet import BasicBlock
 from density_softmax.nn.backbones.wide_resnet import PreActivationBlock
 from density_softmax.nn.densities import FlowDensity, GaussianDensity
 from density_softmax.nn.lipschitz import spectral
-from density_softmax.nn.softmax.typicality import Evidence
+from density_softmax.nn.softmax.typicality import Typicality
 from density_softmax.nn.taps import LayerReader
 from density_softmax.types import Batch
 
@@ -97,9 +97,9 @@ class Read(nn.Module):
         self.network, self.reader = network, LayerReader(network, (name,))
 
     def forward(self, x):
-        with self.reader.listening(self.network):
+        with self.reader.reading(self.network):
             h = self.network(x)
-        return h, *self.reader.take()
+        return h, *self.reader.pop()
 
 
 @pytest.mark.parametrize("name", ["0", "1"])
@@ -199,7 +199,7 @@ def test_flows_without_conditioners_are_left_alone(density):
     assert network[0] is density
 
 
-def evidence_of(columns: list[slice], energy: bool, num_samples: int = 200) -> Evidence:
+def typicality_of(columns: list[slice], energy: bool, num_samples: int = 200) -> Typicality:
     """Gaussians fitted to features of different units, each expert with a spread of its own."""
     z = features(num_samples)
     found = {}
@@ -209,9 +209,9 @@ def evidence_of(columns: list[slice], energy: bool, num_samples: int = 200) -> E
         labels = torch.zeros(num_samples, dtype=torch.long)
         stage.finish(stage.statistics(Batch(z[:, place], labels)))
         found[f"expert{number}"] = (gaussian, place)
-    evidence = Evidence(found, energy)
-    evidence.fit(evidence.experts(z, logits_of(z)))
-    return evidence
+    typicality = Typicality(found, energy)
+    typicality.fit(typicality.experts(z, logits_of(z)))
+    return typicality
 
 
 def features(num_samples: int, seed: int = 0) -> Tensor:
@@ -231,26 +231,27 @@ def logits_of(z: Tensor) -> Tensor:
     [[slice(0, 7)], [slice(3, 7)], [slice(3, 7), slice(0, 3)]],
     ids=["last", "layers", "both"],
 )
-def test_fused_gaussians_give_the_same_evidence(columns: list[slice], energy: bool) -> None:
-    network = nn.ModuleDict({"evidence": evidence_of(columns, energy)})
+def test_fused_gaussians_give_the_same_typicality(columns: list[slice], energy: bool) -> None:
+    network = nn.ModuleDict({"typicality": typicality_of(columns, energy)})
     z = torch.cat([features(50, seed=1), 3 * features(50, seed=2)])
-    expected = network["evidence"](z, logits_of(z))
-    assert fuse_gaussians(network, z) == ["evidence"]
-    assert isinstance(network["evidence"], FusedGaussians)
-    torch.testing.assert_close(network["evidence"](z, logits_of(z)), expected, rtol=1e-4, atol=1e-3)
+    expected = network["typicality"](z, logits_of(z))
+    assert fuse_gaussians(network, z) == ["typicality"]
+    assert isinstance(network["typicality"], FusedGaussians)
+    found = network["typicality"](z, logits_of(z))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_an_evidence_with_other_densities_is_left_alone() -> None:
+def test_a_typicality_with_other_densities_is_left_alone() -> None:
     densities = {"a": (GaussianDensity(2), slice(0, 2)), "b": (FlowDensity(2), slice(2, 4))}
-    network = nn.ModuleDict({"evidence": Evidence(densities)})
+    network = nn.ModuleDict({"typicality": Typicality(densities)})
     assert fuse_gaussians(network, torch.zeros(1, 4)) == []
-    assert isinstance(network["evidence"], Evidence)
+    assert isinstance(network["typicality"], Typicality)
 
 
 def test_a_single_density_is_passed_on_as_it_is() -> None:
     density = flow_of(3)
-    evidence = Evidence({"last": (density, slice(2, 5))})
+    typicality = Typicality({"last": (density, slice(2, 5))})
     z, logits = draw(4, 6), draw(4, 2)
     expected = density.log_prob(z[:, 2:5])
-    assert torch.equal(evidence(z, logits), expected)
-    assert torch.equal(evidence.combined(evidence.experts(z, logits)), expected)
+    assert torch.equal(typicality(z, logits), expected)
+    assert torch.equal(typicality.combined(typicality.experts(z, logits)), expected)

@@ -15,7 +15,7 @@ import density_softmax as ds
 from density_softmax.data.images import ImagePreparation
 from density_softmax.data.tables import Standardization
 from density_softmax.errors import UserError
-from density_softmax.methods import Deterministic
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.serve.card import Card, Normalisation, thresholds_of
 
 SERVE = """

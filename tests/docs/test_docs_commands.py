@@ -8,9 +8,8 @@ import pytest
 import typer
 from fenced_blocks import PAGES, ROOT, commands, name
 
-from density_softmax.benchmark import prepare
 from density_softmax.cli.main import app
-from density_softmax.recipes import RECIPES
+from density_softmax.recipes import RECIPES, prepare
 
 
 def words_of(line):

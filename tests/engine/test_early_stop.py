@@ -20,7 +20,8 @@ from density_softmax.engine.checkpoints import Epoch
 from density_softmax.engine.descent import Patience
 from density_softmax.errors import UserError
 from density_softmax.files import load_tensors
-from density_softmax.methods import Deterministic, Method
+from density_softmax.methods.base import Method
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.training import Adam, Constant, Descent, Train
 
 EPOCHS = 30

@@ -18,7 +18,8 @@ from density_softmax.engine.descent import set_modes
 from density_softmax.engine.fit import FeatureCache
 from density_softmax.errors import UserError
 from density_softmax.files import StorageError
-from density_softmax.methods import Deterministic, Method
+from density_softmax.methods.base import Method
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
 from density_softmax.nn.softmax.scale import MaxScale
 from density_softmax.training import SGD, Adam, Estimate, Train
@@ -187,7 +188,7 @@ def test_features_count_once_for_the_stage_that_is_the_first_to_read_them(
 
 
 def test_a_stage_changes_only_what_it_names():
-    method, density = small_method(), "evidence.densities.last"
+    method, density = small_method(), "typicality.densities.last"
     own = {
         "representation": ("encoder.", "head.linear."),
         "standardize": tuple(f"{density}.{name}" for name in ("mean", "scale", "log_volume")),

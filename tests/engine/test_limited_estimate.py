@@ -4,9 +4,10 @@ import torch
 from torch import nn
 from toy_problem import EVERY_EPOCH, points
 
-from density_softmax.data.sources import PartialSource
+from density_softmax.data.sources import SubsetSource
 from density_softmax.engine import fit
-from density_softmax.methods import Deterministic, Method
+from density_softmax.methods.base import Method
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.training import Estimate
 
 
@@ -52,7 +53,7 @@ def test_without_a_limit_or_below_it_all_samples_are_read_in_order():
 
 
 def test_a_part_of_a_source_reads_the_samples_it_consists_of():
-    part = PartialSource(points(40, 1), [7, 3, 30])
+    part = SubsetSource(points(40, 1), [7, 3, 30])
     (batch,) = part.read([[2, 0]], torch.device("cpu"))
     assert torch.equal(batch.x, points(40, 1).x[[30, 7]])
     assert len(part) == 3

@@ -7,7 +7,7 @@ from torch import nn
 
 from density_softmax.data import ArraySource
 from density_softmax.engine import EngineConfig
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import FlowDensity
 from density_softmax.training import Adam, Descent, OneCycle
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from toy_problem import EVERY_EPOCH, descent, points
 
 from density_softmax.engine import fit
-from density_softmax.methods import Deterministic
+from density_softmax.methods.deterministic import Deterministic
 
 
 def main() -> None:

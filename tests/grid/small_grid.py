@@ -10,10 +10,10 @@ from rich.console import Console
 
 from density_softmax.cli.main import app
 from density_softmax.errors import UserError
-from density_softmax.grid import run as grid_run
+from density_softmax.grid import board as grid_run
+from density_softmax.grid.board import Finished, run_grid
 from density_softmax.grid.jobs import Job, Outcome
 from density_softmax.grid.plan import Cell, plan
-from density_softmax.grid.run import Finished, run_grid
 from density_softmax.runs.rows import read_rows
 from density_softmax.types import Row
 

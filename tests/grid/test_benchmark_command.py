@@ -48,7 +48,7 @@ def test_a_benchmark_ends_with_a_report_on_all_its_runs(call, tmp_path, capsys) 
 def test_a_failed_cell_is_named_with_its_error_and_the_exit_code_is_1(
     call, tmp_path, capsys, monkeypatch
 ) -> None:
-    monkeypatch.setattr("density_softmax.grid.run.write_report", lambda runs, out: out)
+    monkeypatch.setattr("density_softmax.grid.board.write_report", lambda runs, out: out)
     monkeypatch.setattr(command, "results_text", lambda out: "")
     assert call(*grid(tmp_path, "deterministic.descent.optimizer.lr=1e30")) == 1
     printed = capsys.readouterr().out

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from density_softmax.grid.board import Board, Donor, Entry, State, execute
+from density_softmax.grid.board import Board, Entry, State, execute
 from density_softmax.grid.jobs import Job, Outcome
 from density_softmax.grid.view import GridView, duration
 
@@ -102,62 +102,6 @@ def test_a_failure_takes_only_those_along_that_need_it(tmp_path: Path) -> None:
         "it needs a, which failed",
         "it needs b, which failed",
     ]
-
-
-def chain(folder: Path, engine: Scripted, *unready: str) -> list[Entry]:
-    """Three entries, each with those before it as donors, which are ready when they have begun."""
-    entries = [entry(folder, name) for name in "abc"]
-    donors = [
-        Donor(
-            name,
-            lambda name=name: name in engine.started and name not in unready,  # type: ignore[misc]
-            ("--from", name),
-        )
-        for name in "abc"
-    ]
-    for number, each in enumerate(entries):
-        each.donors = tuple(donors[:number])
-    return entries
-
-
-def test_a_job_waits_for_a_donor_and_is_told_of_it(tmp_path: Path) -> None:
-    engine = Scripted()
-    board = Board([*chain(tmp_path, engine), entry(tmp_path, "d")], tmp_path / "cells.csv")
-    execute(board, engine, seen := Recorder())
-    assert engine.started == ["a", "d", "b", "c"]
-    assert engine.words == {"a": (), "d": (), "b": ("--from", "a"), "c": ("--from", "a")}
-    assert set(states(board).values()) == {"done"}
-    assert seen.seen.index(("b", "running")) > seen.seen.index(("a", "running"))
-
-
-def test_a_donor_that_is_ready_need_not_be_done(tmp_path: Path) -> None:
-    """Nor has it to run: it may have been killed behind what it has to give."""
-    engine = Scripted()
-    _, helped, _ = chain(tmp_path, engine)
-    engine.started.append("a")
-    waiting = entry(tmp_path, "a", "z")  # for what will never come
-    board = Board([helped, waiting], tmp_path / "cells.csv")
-    execute(board, engine, Recorder())
-    assert states(board) == {"a": "waiting", "b": "done"}
-    assert engine.words == {"b": ("--from", "a")}
-
-
-@pytest.mark.parametrize("capacity", [1, None])
-def test_without_its_donor_a_job_goes_alone_and_becomes_one(
-    capacity: int | None, tmp_path: Path
-) -> None:
-    engine = Scripted(capacity, a="no memory")
-    board = Board(chain(tmp_path, engine, "a"), tmp_path / "cells.csv")
-    execute(board, engine, Recorder())
-    assert states(board) == {"a": "failed", "b": "done", "c": "done"}
-    assert engine.words == {"a": (), "b": (), "c": ("--from", "b")}
-
-
-def test_a_job_that_failed_behind_what_it_gives_is_a_donor_still(tmp_path: Path) -> None:
-    engine = Scripted(1, a="no memory")
-    board = Board(chain(tmp_path, engine), tmp_path / "cells.csv")
-    execute(board, engine, Recorder())
-    assert engine.words == {"a": (), "b": ("--from", "a"), "c": ("--from", "a")}
 
 
 def test_an_engine_that_loses_a_job_is_a_failure_of_the_job(tmp_path: Path) -> None:

@@ -6,16 +6,15 @@ import pytest
 import torch
 from small_grid import cells_of
 
-from density_softmax.benchmark import identify, prepare
 from density_softmax.config import ConfigError, override, to_dict
 from density_softmax.errors import UserError
 from density_softmax.grid.plan import choose_methods, plan
-from density_softmax.methods import MethodConfig
+from density_softmax.methods.base import MethodConfig
 from density_softmax.nn.densities import DensityConfig
 from density_softmax.nn.softmax.scale import ScaleConfig
-from density_softmax.recipes import RECIPES
+from density_softmax.recipes import RECIPES, prepare
 from density_softmax.recipes.ablations import ABLATIONS, find_variants
-from density_softmax.runs.run import RunDirectory
+from density_softmax.runs.run import Run
 
 OUT = Path("out")
 CASES = [(recipe, ablation) for recipe in RECIPES for ablation in ABLATIONS]
@@ -23,9 +22,9 @@ CASES = [(recipe, ablation) for recipe in RECIPES for ablation in ABLATIONS]
 
 def test_a_grid_is_methods_times_seeds() -> None:
     cells = plan("toy", ["ddu", "duq"], 3, OUT)
-    found = [(cell.seed, cell.recipe.method.kind) for cell in cells]
+    found = [(cell.run.seed, cell.run.recipe.method.kind) for cell in cells]
     assert found == [(seed, method) for seed in range(3) for method in ("ddu", "duq")]
-    assert [cell.path for cell in cells[:2]] == [OUT / "ddu" / "seed0", OUT / "duq" / "seed0"]
+    assert [cell.run.path for cell in cells[:2]] == [OUT / "ddu" / "seed0", OUT / "duq" / "seed0"]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -37,18 +36,18 @@ def test_the_command_of_a_cell_makes_its_recipe() -> None:
     for cell in cells_of(OUT, ["deterministic", "deep_ensemble"], 2, "data.heldout=0.3"):
         words = list(cell.command())
         changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-        assert words[:4] == ["train", "toy", "--method", cell.recipe.method.kind]
-        assert prepare("toy", words[3], changes) == cell.recipe
-        assert words[words.index("--seed") + 1] == str(cell.seed)
+        assert words[:4] == ["train", "toy", "--method", cell.run.recipe.method.kind]
+        assert prepare("toy", words[3], changes) == cell.run.recipe
+        assert words[words.index("--seed") + 1] == str(cell.run.seed)
         assert "--resume" in words
 
 
 def test_a_change_with_the_name_of_a_method_is_for_that_method_alone() -> None:
     changes = ("deterministic.descent.epochs=7", "data.heldout=0.3")
     erm, ddu = plan("toy", ["deterministic", "ddu"], 1, OUT, changes=changes)
-    assert erm.recipe.method.descent.epochs == 7
-    assert ddu.recipe.method == prepare("toy", "ddu").method
-    assert erm.recipe.data.heldout == ddu.recipe.data.heldout == 0.3
+    assert erm.run.recipe.method.descent.epochs == 7
+    assert ddu.run.recipe.method == prepare("toy", "ddu").method
+    assert erm.run.recipe.data.heldout == ddu.run.recipe.data.heldout == 0.3
 
 
 @pytest.mark.parametrize(
@@ -72,39 +71,39 @@ def test_methods_that_are_not_there_are_refused(names: str, message: str) -> Non
 
 def test_members_come_before_their_ensemble() -> None:
     cells = cells_of(OUT, ["deep_ensemble"], 2)
-    assert [(cell.seed, cell.member) for cell in cells] == [
+    assert [(cell.run.seed, cell.member) for cell in cells] == [
         (seed, member) for seed in range(2) for member in (0, 1, None)
     ]
     assert len({cell.name for cell in cells}) == 6
-    assert len({cell.line for cell in cells}) == 1
+    assert len({cell.run.line for cell in cells}) == 1
 
 
 def test_a_directory_of_another_run_is_not_a_finished_cell(tmp_path: Path) -> None:
     (cell,) = cells_of(tmp_path, ["deterministic"])
     (other,) = cells_of(tmp_path / "b", ["deterministic"], 1, "engine.precision=bf16-mixed")
     assert not cell.is_finished()
-    cell.path.mkdir(parents=True)
-    (cell.path / "environment.json").write_text("{}")
-    RunDirectory(cell.path).claim(identify(other.recipe, other.seed), resume=False)
-    (cell.path / "rows.csv").write_text("rows")
+    cell.run.path.mkdir(parents=True)
+    (cell.run.path / "environment.json").write_text("{}")
+    Run(other.run.recipe, path=cell.run.path).claim(resume=False)
+    (cell.run.path / "rows.csv").write_text("rows")
     assert not cell.is_finished()
 
 
 def test_where_a_cell_was_computed_makes_no_difference(tmp_path: Path) -> None:
     (cell,) = cells_of(tmp_path, ["deterministic"])
     (moved,) = cells_of(tmp_path, ["deterministic"], 1, "engine.threads=7")
-    RunDirectory(cell.path).claim(identify(moved.recipe, moved.seed), resume=False)
-    (cell.path / "rows.csv").write_text("rows")
+    moved.run.claim(resume=False)
+    (cell.run.path / "rows.csv").write_text("rows")
     assert cell.is_finished()
 
 
 def test_where_the_data_were_makes_no_difference_but_which_they_were_does(tmp_path: Path) -> None:
     (cell,) = plan("cifar10_small", ["deterministic"], 1, tmp_path)
-    moved = [override(cell.recipe, c) for c in ("data.root=/elsewhere", "data.train=svhn")]
+    moved = [override(cell.run.recipe, c) for c in ("data.root=/elsewhere", "data.train=svhn")]
     for recipe, expected in zip(moved, (True, False), strict=True):
-        directory = RunDirectory(tmp_path / str(expected))
-        directory.claim(identify(recipe, cell.seed), resume=False)
-        assert directory.holds(identify(cell.recipe, cell.seed)) is expected
+        path = tmp_path / str(expected)
+        Run(recipe, path=path).claim(resume=False)
+        assert Run(cell.run.recipe, path=path).exists() is expected
 
 
 def test_a_finished_run_looks_for_its_data_where_they_are_now(tmp_path: Path) -> None:
@@ -112,13 +111,12 @@ def test_a_finished_run_looks_for_its_data_where_they_are_now(tmp_path: Path) ->
         plan("cifar10_small", ["deterministic"], 1, tmp_path, changes=[f"data.root={root}"])[0]
         for root in ("here", "there")
     )
-    directory = RunDirectory(here.path)
-    directory.claim(identify(here.recipe, 0), resume=False)
-    there.settle()
-    assert directory.identity()["recipe"]["data"]["root"] == "there"
-    before = (here.path / "recipe.json").stat().st_mtime_ns
-    there.settle()
-    assert (here.path / "recipe.json").stat().st_mtime_ns == before
+    here.run.claim(resume=False)
+    there.run.claim(resume=True)
+    assert Run.at(here.run.path).recipe.data.root == "there"
+    before = (here.run.path / "recipe.json").stat().st_mtime_ns
+    there.run.claim(resume=True)
+    assert (here.run.path / "recipe.json").stat().st_mtime_ns == before
 
 
 def test_long_variants_have_short_directories_of_their_own() -> None:
@@ -127,29 +125,29 @@ def test_long_variants_have_short_directories_of_their_own() -> None:
         layers = ", ".join(f'"blocks.{i}.linear"' for i in (*range(8), last))
         changes = [f"density_softmax.layers=[{layers}]"]
         (cell,) = plan("toy", ["density_softmax"], 1, OUT, changes=changes)
-        paths.add(cell.path)
-        assert len(cell.line.encode()) < 200
+        paths.add(cell.run.path)
+        assert len(cell.run.line.encode()) < 200
     assert len(paths) == 3
 
 
 @pytest.mark.parametrize(("recipe", "ablation"), CASES)
 def test_every_variant_of_an_ablation_is_a_cell_of_its_own(recipe: str, ablation: str) -> None:
     cells = plan(recipe, ["deterministic", "density_softmax"], 1, OUT, ablation=ablation)
-    erm, default, *variants = [identify(cell.recipe, 0)["variant"] for cell in cells]
+    erm, default, *variants = [cell.run.variant_text for cell in cells]
     assert erm == default == "default"  # what it is compared to, and the recipe as it is
     assert len(variants) >= {"forms": 1}.get(ablation, 4)
-    assert len({cell.path for cell in cells}) == len(cells)
+    assert len({cell.run.path for cell in cells}) == len(cells)
     assert "default" not in variants
 
 
 def test_a_variant_of_another_kind_is_without_the_entries_of_the_replaced_one() -> None:
     changes = ("density_softmax.penalty.weight=0.5", "density_softmax.density.descent.epochs=2")
     cells = plan("toy", ["density_softmax"], 1, OUT, changes=changes, ablation="components")
-    penalties = [to_dict(cell.recipe)["method"]["penalty"] for cell in cells]
+    penalties = [to_dict(cell.run.recipe)["method"]["penalty"] for cell in cells]
     assert {penalty.get("weight") for penalty in penalties} == {0.5, None}
-    assert {cell.recipe.method.density.descent.epochs for cell in cells} == {2}
+    assert {cell.run.recipe.method.density.descent.epochs for cell in cells} == {2}
     for cell in cells:
-        assert prepare("toy", "density_softmax", cell.changes) == cell.recipe
+        assert prepare("toy", "density_softmax", cell.changes) == cell.run.recipe
 
 
 def test_ablations_cover_all_kinds_and_both_states_of_each_part() -> None:

@@ -13,8 +13,8 @@ from test_jobs import is_alive, process_of, wait_for
 
 from density_softmax.benchmark import run
 from density_softmax.errors import UserError
+from density_softmax.grid.board import entry_of
 from density_softmax.grid.jobs import RayEngine
-from density_softmax.grid.run import entry_of
 
 # In a process of its own: Ray leaves behind what pytest complains about.
 DRIVER = """
@@ -45,14 +45,14 @@ def test_a_cluster_gives_the_local_rows_though_a_worker_is_killed(tmp_path: Path
     with driver:
         driver.stdin.write(json.dumps([(job.name, job.words, str(job.log)) for job in jobs]))
         driver.stdin.close()
-        wait_for((cells[0].path / "stages" / "train.partial.safetensors").exists, driver)
+        wait_for((cells[0].run.path / "stages" / "train.partial.safetensors").exists, driver)
         cell = process_of(jobs[0].log)
         os.kill(parent_of(cell), signal.SIGKILL)  # the worker, which waits for the cell
         wait_for(lambda: not is_alive(cell))
         assert json.loads(driver.stdout.read().splitlines()[-1]) == ["", ""]
     assert jobs[0].log.read_text().count(", process ") == 2  # it was started again
     for each in cells_of(local, ["deterministic"], 2, *LONG):
-        run(each.recipe, each.path, seed=each.seed, progress=False)
+        run(each.run, progress=False)
     assert len(results(out)) == 2
     assert results(out) == results(local)
 

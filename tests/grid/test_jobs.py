@@ -88,7 +88,7 @@ def test_a_cell_ends_with_a_killed_grid_and_continues_to_the_same_rows(tmp_path:
     log = tmp_path / "cell.log"
     command = [sys.executable, "-c", WAITER, log, tmp_path, *cell.command()]
     waiter = subprocess.Popen(command)
-    partial = cell.path / "stages" / "train.partial.safetensors"
+    partial = cell.run.path / "stages" / "train.partial.safetensors"
     wait_for(partial.exists, waiter)
     pid = process_of(log)
     assert is_alive(pid)
@@ -96,7 +96,7 @@ def test_a_cell_ends_with_a_killed_grid_and_continues_to_the_same_rows(tmp_path:
     waiter.wait()
     wait_for(lambda: not is_alive(pid))
     assert not cell.is_finished()
-    run(cell.recipe, cell.path, resume=True, progress=False)
+    run(cell.run, resume=True, progress=False)
     (whole,) = cells_of(tmp_path / "whole", ["deterministic"], 1, *LONG)
-    run(whole.recipe, whole.path, progress=False)
+    run(whole.run, progress=False)
     assert results(tmp_path / "grid") == results(tmp_path / "whole") != {}

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from small_grid import cells_of, results, run_inline, without_costs
 
-from density_softmax.benchmark import evaluate, identify, load_run, prepare, run
+from density_softmax.benchmark import evaluate, run
 from density_softmax.errors import UserError
 from density_softmax.grid.latency import measure_latencies
 from density_softmax.grid.plan import Cell
-from density_softmax.runs.evaluation import CONTENDERS
+from density_softmax.recipes import prepare
+from density_softmax.runs.evaluation import TIMED_TOGETHER
 from density_softmax.runs.rows import read_rows
-from density_softmax.runs.run import RunDirectory
+from density_softmax.runs.run import Run, find_runs
 from interruption import Killed, steps
 
 BOTH = ["deterministic", "density_softmax"]
@@ -47,8 +48,8 @@ def test_finished_cells_are_never_run_again(whole: Path) -> None:
 
 def test_a_cell_is_the_run_that_a_single_command_makes(whole: Path, tmp_path: Path) -> None:
     cell = cells_of(whole, BOTH, 2)[-1]
-    rows = run(cell.recipe, tmp_path / "run", seed=cell.seed, progress=False)
-    assert without_costs(rows) == results(whole)[cell.path.relative_to(whole) / "rows.csv"]
+    rows = run(Run(cell.run.recipe, cell.run.seed, tmp_path / "run"), progress=False)
+    assert without_costs(rows) == results(whole)[cell.run.path.relative_to(whole) / "rows.csv"]
 
 
 def test_more_seeds_and_methods_run_only_what_is_missing(tmp_path: Path) -> None:
@@ -63,8 +64,8 @@ def test_a_grid_that_goes_on_elsewhere_keeps_its_runs_and_can_use_them(tmp_path:
     run_inline(tmp_path, ["deterministic"])
     _, ran = run_inline(tmp_path, ["deterministic"], 1, "engine.checkpoint_seconds=9.0")
     assert ran == []
-    recipe, _, _ = load_run(next(tmp_path.glob("deterministic*/seed0")))
-    assert recipe.engine.checkpoint_seconds == 9.0
+    (run,) = find_runs([tmp_path])
+    assert run.recipe.engine.checkpoint_seconds == 9.0
 
 
 def test_a_failing_cell_is_reported_and_leaves_the_others(tmp_path: Path) -> None:
@@ -101,9 +102,9 @@ def test_a_grid_killed_at_any_step_ends_with_the_same_rows(
 
 def test_a_directory_whose_run_was_killed_while_it_was_claimed_can_be_used(tmp_path: Path) -> None:
     (cell,) = cells_of(tmp_path, ["deterministic"])
-    cell.path.mkdir(parents=True)
-    (cell.path / "environment.json").write_text("{}")
-    (cell.path / ".recipe.json.17.part").write_text('{"reci')
+    cell.run.path.mkdir(parents=True)
+    (cell.run.path / "environment.json").write_text("{}")
+    (cell.run.path / ".recipe.json.17.part").write_text('{"reci')
     finished, _ = run_inline(tmp_path, ["deterministic"])
     assert not finished.failed
 
@@ -112,7 +113,7 @@ def test_latencies_are_those_of_all_methods_in_turn(whole: Path) -> None:
     first, second = (sorted(whole.glob(f"*/seed{seed}")) for seed in (0, 1))
     for place in first:
         environment = json.loads((place / "environment.json").read_text())
-        assert len(environment[CONTENDERS]) == 2
+        assert len(environment[TIMED_TOGETHER]) == 2
         assert environment["latency batch sizes"] == [1, 32]
         assert environment["latency threads"] >= 1
         assert environment["latency device"]
@@ -127,8 +128,8 @@ def test_latencies_are_those_of_all_methods_in_turn(whole: Path) -> None:
 @pytest.mark.parametrize(
     "again",
     [
-        lambda cell: evaluate(cell.path, progress=False),
-        lambda cell: run(cell.recipe, cell.path, seed=cell.seed, resume=True, progress=False),
+        lambda cell: evaluate(cell.run, progress=False),
+        lambda cell: run(cell.run, resume=True, progress=False),
     ],
     ids=["evaluate", "resume"],
 )
@@ -136,7 +137,7 @@ def test_evaluating_again_leaves_latencies_as_they_are(
     again: Callable[[Cell], object], whole: Path
 ) -> None:
     for cell in cells_of(whole, BOTH, 2):
-        kept = [cell.path / "rows.csv", cell.path / "environment.json"]
+        kept = [cell.run.path / "rows.csv", cell.run.path / "environment.json"]
         before = latencies(kept[0]), kept[1].read_text()
         again(cell)
         assert (latencies(kept[0]), kept[1].read_text()) == before
@@ -154,28 +155,28 @@ def test_every_stage_has_its_seconds_and_its_memory(whole: Path) -> None:
 def test_runs_on_other_data_are_not_timed_together(whole: Path, tmp_path: Path) -> None:
     run_inline(tmp_path, ["deterministic"], 1, "data.shape=two_ovals")
     with pytest.raises(UserError, match="has other data"):
-        measure_latencies([*sorted(whole.glob("*/seed0")), *sorted(tmp_path.glob("*/seed0"))])
+        measure_latencies(find_runs([*whole.glob("*/seed0"), *tmp_path.glob("*/seed0")]))
 
 
 def test_runs_whose_data_are_elsewhere_are_not_runs_on_other_data(tmp_path: Path) -> None:
     for root, method in (("here", "deterministic"), ("there", "sngp")):
         recipe = prepare("digits", method, [f"data.root={root}"])
-        RunDirectory(tmp_path / root).claim(identify(recipe, 0), resume=False)
+        Run(recipe, path=tmp_path / root).claim(resume=False)
     with pytest.raises(UserError, match="is not finished"):  # all else would do
-        measure_latencies([tmp_path / "here", tmp_path / "there"])
+        measure_latencies(find_runs([tmp_path]))
 
 
 def test_two_seeds_of_a_method_are_not_timed_together(whole: Path) -> None:
     before, runs = touched(whole), sorted(whole.glob("deterministic*/seed*"))
     with pytest.raises(UserError, match=rf"{runs[1]}: is a run of .* so is {runs[0]}; give one"):
-        measure_latencies(runs)
+        measure_latencies([Run.at(path) for path in runs])
     assert touched(whole) == before
 
 
 def test_the_members_of_an_ensemble_are_cells_before_it(tmp_path: Path) -> None:
     at_once, in_cells = tmp_path / "at_once", tmp_path / "in_cells"
     *_, cell = cells_of(at_once, ["deep_ensemble"])
-    run(cell.recipe, cell.path, progress=False)
+    run(cell.run, progress=False)
     _, ran = run_inline(in_cells, ["deep_ensemble"])
     assert [name.rpartition("-")[2] for name in ran] == ["member0", "member1", "seed0", "latency"]
     assert results(at_once) == results(in_cells)

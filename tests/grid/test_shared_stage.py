@@ -1,4 +1,4 @@
-"""Cells of a grid that share their first stage: one trains it, the others take it over."""
+"""Cells of a grid that share a stage: one trains it, the others take it over."""
 
 from pathlib import Path
 
@@ -6,14 +6,13 @@ import pytest
 from small_grid import cells_of, results, run_inline, without_costs
 
 from density_softmax.benchmark import run
-from density_softmax.grid.plan import Cell, find_donors
-from density_softmax.handover import record_of
+from density_softmax.grid.plan import Cell
 from density_softmax.runs.rows import read_rows
-from density_softmax.runs.run import RunDirectory
+from density_softmax.runs.run import Run
 from interruption import Killed, steps
 
 OURS = ["density_softmax"]
-FIRST, REST = 2, 3  # steps of the representation; of density and head
+FIRST, DENSITY, HEAD = 2, 2, 1  # steps of each stage
 
 
 def cells(out: Path, ablation: str) -> list[Cell]:
@@ -22,7 +21,7 @@ def cells(out: Path, ablation: str) -> list[Cell]:
 
 def origin(cell: Cell) -> str:
     """The run that trained the first stage of a cell; empty if that is itself."""
-    return record_of(RunDirectory(cell.path)).finished[0].taken_from
+    return cell.run.checkpoints().finished[0].taken_from
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +38,9 @@ def test_an_ablation_trains_the_representation_once(whole: tuple[Path, int]) -> 
     out, taken = whole
     first, *others = cells(out, "scales")
     assert len(others) == 4
-    assert taken == FIRST + (1 + len(others)) * REST
+    assert taken == FIRST + DENSITY + (1 + len(others)) * HEAD
     assert origin(first) == ""
-    assert {origin(cell) for cell in others} == {str(first.path)}
+    assert {origin(cell) for cell in others} == {str(first.run.path)}
 
 
 def test_every_cell_has_the_cost_of_an_honest_training(whole: tuple[Path, int]) -> None:
@@ -56,12 +55,13 @@ def test_a_cell_that_took_over_is_the_run_that_a_single_command_makes(
     whole: tuple[Path, int], tmp_path: Path
 ) -> None:
     cell = cells(whole[0], "scales")[-1]
-    rows = run(cell.recipe, tmp_path / "run", progress=False)
-    assert without_costs(rows) == results(whole[0])[cell.path.relative_to(whole[0]) / "rows.csv"]
+    rows = run(Run(cell.run.recipe, path=tmp_path / "run"), progress=False)
+    file = cell.run.path.relative_to(whole[0]) / "rows.csv"
+    assert without_costs(rows) == results(whole[0])[file]
 
 
 # In the first stage of all, behind it, and in the second cell, which has taken it over.
-@pytest.mark.parametrize("limit", [1, FIRST + 1, FIRST + REST + 1])
+@pytest.mark.parametrize("limit", [1, FIRST + 1, FIRST + DENSITY + HEAD])
 def test_an_ablation_killed_at_any_step_ends_with_the_same_rows(
     limit: int, whole: tuple[Path, int], tmp_path: Path
 ) -> None:
@@ -74,37 +74,35 @@ def test_an_ablation_killed_at_any_step_ends_with_the_same_rows(
     assert taken[0] <= whole[1] - limit + 2  # at most the stage under way is repeated
 
 
-def test_a_donor_of_an_earlier_call_is_used(tmp_path: Path) -> None:
+def test_a_stage_of_an_earlier_call_is_used(tmp_path: Path) -> None:
     run_inline(tmp_path, OURS)
     with steps() as taken:
         run_inline(tmp_path, OURS, ablation="scales")
-    assert taken[0] == 4 * REST
+    assert taken[0] == 4 * HEAD
     first, *others = cells(tmp_path, "scales")
-    assert {origin(cell) for cell in others} == {str(first.path)}
-    assert find_donors([first, *others]) == {cell.name: [] for cell in (first, *others)}
+    assert {origin(cell) for cell in others} == {str(first.run.path)}
 
 
-def test_a_donor_that_fails_stops_no_other(tmp_path: Path) -> None:
+def test_a_cell_that_fails_stops_no_other(tmp_path: Path) -> None:
     first, second, *others = cells(tmp_path, "scales")
-    first.path.mkdir(parents=True)
-    (first.path / "letter.txt").write_text("mine")
+    first.run.path.mkdir(parents=True)
+    (first.run.path / "letter.txt").write_text("mine")
     with steps() as taken:
         finished, _ = run_inline(tmp_path, OURS, ablation="scales")
     assert [entry.name for entry in finished.failed] == [first.name]
-    assert taken[0] == FIRST + 4 * REST
+    assert taken[0] == FIRST + DENSITY + 4 * HEAD
     assert origin(second) == ""
-    assert {origin(cell) for cell in others} == {str(second.path)}
+    assert {origin(cell) for cell in others} == {str(second.run.path)}
 
 
-def test_cells_with_another_penalty_or_seed_share_nothing(tmp_path: Path) -> None:
-    found = cells_of(tmp_path, [*OURS, "deterministic", "deep_ensemble"], 2, ablation="lambda")
-    donors = find_donors(found)
-    by_name = {cell.name: cell for cell in found}
-    assert len(donors) == len(found)
-    for name, possible in donors.items():
-        cell = by_name[name]
-        for donor in possible:
-            assert donor.seed == cell.seed
-            assert donor.recipe.method.penalty == cell.recipe.method.penalty
-            assert donor.recipe.method.head != cell.recipe.method.head
-    assert sum(map(len, donors.values())) == 2 * 6  # every weight with and without the head
+def test_cells_with_another_penalty_share_nothing_and_those_with_another_head_do(
+    tmp_path: Path,
+) -> None:
+    run_inline(tmp_path, OURS, ablation="lambda")
+    found = cells(tmp_path, "lambda")
+    by_path = {str(cell.run.path): cell.run.recipe.method for cell in found}
+    taken = [cell for cell in found if origin(cell)]
+    assert len(taken) == 6  # every weight with the head stage and without
+    for cell in taken:
+        assert by_path[origin(cell)].penalty == cell.run.recipe.method.penalty
+        assert by_path[origin(cell)].head != cell.run.recipe.method.head

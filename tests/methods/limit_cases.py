@@ -9,7 +9,8 @@ from torch import nn
 
 from density_softmax.data import ArraySource
 from density_softmax.engine import EngineConfig
-from density_softmax.methods import Deterministic, Method, MethodConfig
+from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
 from density_softmax.nn.backbones.wide_resnet import WideResNet

@@ -9,7 +9,7 @@ import torch
 
 from density_softmax.data import ArraySource
 from density_softmax.engine import EngineConfig
-from density_softmax.methods import Method, MethodConfig
+from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.recipes import get_recipe
 from density_softmax.training import Descent

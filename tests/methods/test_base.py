@@ -13,27 +13,27 @@ from torch import nn
 from density_softmax.deploy.export import export
 from density_softmax.errors import UserError
 from density_softmax.files import StorageError
-from density_softmax.methods import (
-    DDU,
-    DUE,
-    DUQ,
-    MIMO,
-    SNGP,
-    BatchEnsemble,
+from density_softmax.methods import load
+from density_softmax.methods.base import Method
+from density_softmax.methods.batch_ensemble import BatchEnsemble
+from density_softmax.methods.ddu import DDU
+from density_softmax.methods.deep_ensemble import DeepEnsemble
+from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.methods.deterministic import (
     ConstantTemperature,
-    DeepEnsemble,
-    DensitySoftmax,
     Deterministic,
-    Heteroscedastic,
-    MCDropout,
-    MeanField,
-    Method,
-    NaturalPosteriorNetwork,
-    PosteriorNetwork,
-    Rank1BNN,
     TemperatureScaling,
-    load,
 )
+from density_softmax.methods.due import DUE
+from density_softmax.methods.duq import DUQ
+from density_softmax.methods.heteroscedastic import Heteroscedastic
+from density_softmax.methods.mc_dropout import MCDropout
+from density_softmax.methods.mean_field import MeanField
+from density_softmax.methods.mimo import MIMO
+from density_softmax.methods.natural_posterior_network import NaturalPosteriorNetwork
+from density_softmax.methods.posterior_network import PosteriorNetwork
+from density_softmax.methods.rank1_bnn import Rank1BNN
+from density_softmax.methods.sngp import SNGP
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.layers.processes import RandomFeatureProcess
 from density_softmax.nn.softmax.scale import MaxScale

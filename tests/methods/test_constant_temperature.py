@@ -7,8 +7,9 @@ from torch.nn import functional as F
 import density_softmax as ds
 from density_softmax.config import ConfigError
 from density_softmax.data import ArraySource
-from density_softmax.methods import DensitySoftmax, Deterministic, Method
-from density_softmax.methods.constant_temperature import ConstantTemperature
+from density_softmax.methods.base import Method
+from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.methods.deterministic import ConstantTemperature, Deterministic
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import GaussianDensity
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty, NoPenalty

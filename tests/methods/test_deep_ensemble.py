@@ -10,14 +10,10 @@ from density_softmax import metrics
 from density_softmax.config import ConfigError, from_dict, to_dict
 from density_softmax.data import ArraySource
 from density_softmax.errors import UserError
-from density_softmax.methods import (
-    DeepEnsemble,
-    DensitySoftmax,
-    Deterministic,
-    Method,
-    MethodConfig,
-    TemperatureScaling,
-)
+from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.methods.deep_ensemble import DeepEnsemble
+from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.methods.deterministic import Deterministic, TemperatureScaling
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
 from density_softmax.nn.backbones.wide_resnet import WideResNet

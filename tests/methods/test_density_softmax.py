@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 from torch.nn import functional as F
 
-from density_softmax.methods import DensitySoftmax, Deterministic
+from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.metrics import accuracy, confidence, ece
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import Density, DensityConfig, FlowDensity
@@ -325,4 +326,4 @@ def test_an_encoder_that_is_read_stays_its_owners() -> None:
     assert first.features(x).shape == (6, 7)
     encoder(x)
     assert not any(module._forward_hooks for module in encoder.modules())
-    assert first.reader._listener.take() == second.reader._listener.take() == {}
+    assert first.reader._recorder.pop() == second.reader._recorder.pop() == {}

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import density_softmax as ds
 from density_softmax.config import ConfigError
-from density_softmax.methods import Deterministic
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.methods.mimo import MIMO
 from density_softmax.nn.backbones.resnet import ResNet
 from density_softmax.nn.backbones.wide_resnet import WideResNet

@@ -9,8 +9,8 @@ from torch import nn
 
 import density_softmax as ds
 from density_softmax.data import ArraySource
-from density_softmax.methods import Deterministic, Method
-from density_softmax.methods.temperature_scaling import TemperatureScaling
+from density_softmax.methods.base import Method
+from density_softmax.methods.deterministic import Deterministic, TemperatureScaling
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.softmax.head import fit_temperature
 from density_softmax.training import Adam, Descent

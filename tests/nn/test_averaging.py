@@ -6,10 +6,9 @@ from torch.distributions import Categorical
 
 from density_softmax.nn.softmax.averaging import (
     average_members,
-    average_parts,
     average_probs,
     nll_of_average,
-    nll_of_parts,
+    nll_of_chunks,
 )
 
 LOGITS = 3 * torch.randn(5, 7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -61,11 +60,11 @@ def test_nll_is_of_the_mean_probability_and_not_the_mean_of_the_nlls():
 @pytest.mark.parametrize("sizes", [[5], [2, 3], [1, 1, 3]])
 def test_parts_of_any_size_give_the_average_of_all(sizes: list[int]):
     parts = LOGITS.split(sizes)
-    for ours, theirs in zip(average_parts(iter(parts)), average_members(LOGITS), strict=True):
+    for ours, theirs in zip(average_members(iter(parts)), average_members(LOGITS), strict=True):
         torch.testing.assert_close(ours, theirs)
     y = torch.arange(7) % 4
     nlls = [nll_of_average(part, y) for part in parts]
-    torch.testing.assert_close(nll_of_parts(nlls, sizes), nll_of_average(LOGITS, y))
+    torch.testing.assert_close(nll_of_chunks(nlls, sizes), nll_of_average(LOGITS, y))
 
 
 def test_one_member_has_nobody_to_disagree_with():

@@ -9,7 +9,8 @@ from torch import nn
 
 from density_softmax.data import ArraySource
 from density_softmax.engine import EngineConfig, fit
-from density_softmax.methods import DensitySoftmax, load
+from density_softmax.methods import load
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import DensityConfig, GaussianMixtureDensity
 from density_softmax.nn.lipschitz.penalty import NoPenalty
 from density_softmax.training import Adam, Descent

@@ -156,5 +156,5 @@ def test_networks_without_a_place_are_refused(network, message):
 def test_dropout_is_not_added_twice():
     network = ResFFN(2, depth=1, width=4)
     add_dropout(network, 0.1)
-    with pytest.raises(UserError, match="ResFFN has its dropout already: pass a fresh encoder"):
+    with pytest.raises(UserError, match="ResFFN has dropout already: pass a new encoder"):
         add_dropout(network, 0.1)

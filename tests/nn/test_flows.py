@@ -2,6 +2,7 @@ from itertools import product
 
 import pytest
 import torch
+from flow_inverses import inverse_of_real_nvp
 from torch import Tensor, nn
 
 from density_softmax.nn.densities.flows import RealNVP
@@ -38,8 +39,8 @@ def test_inverse_undoes_forward_and_forward_undoes_inverse(
 ) -> None:
     s = flow(num_features, num_couplings)
     z = 3 * sample(20, num_features)
-    torch.testing.assert_close(s.inverse(s(z)[0]), z)
-    torch.testing.assert_close(s(s.inverse(z))[0], z)
+    torch.testing.assert_close(inverse_of_real_nvp(s, s(z)[0]), z)
+    torch.testing.assert_close(s(inverse_of_real_nvp(s, z))[0], z)
 
 
 @pytest.mark.parametrize("num_features", DIMENSIONS)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributions import LowRankMultivariateNormal
 
-from density_softmax.nn.softmax.gaussian_logits import GaussianHead, GaussianLogits, Noise
+from density_softmax.nn.softmax.head import GaussianHead, GaussianLogits, Noise
 
 BATCH, CLASSES, FACTORS = 3, 4, 2
 

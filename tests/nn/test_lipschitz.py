@@ -9,7 +9,7 @@ from density_softmax.nn.backbones.base import BackboneConfig
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
 from density_softmax.nn.backbones.wide_resnet import WideResNet
-from density_softmax.nn.lipschitz.bounds import lower_bound, operator_norm, upper_bound
+from density_softmax.nn.lipschitz.bounds import _operator_norm, lower_bound, upper_bound
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_batch_norm_is_folded_into_its_convolution() -> None:
 
 
 def test_norm_of_a_large_operator_that_is_zero_is_zero() -> None:
-    assert operator_norm(lambda x: 0 * x, torch.zeros(1, 1000)) == 0
+    assert _operator_norm(lambda x: 0 * x, torch.zeros(1, 1000)) == 0
 
 
 def test_linear_residual_network_keeps_its_true_constant() -> None:

@@ -9,7 +9,7 @@ from density_softmax.errors import UserError
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
 from density_softmax.nn.backbones.wide_resnet import WideResNet
-from density_softmax.nn.layers.surgery import side_by_side, widen_input, widened
+from density_softmax.nn.layers.surgery import _widened, concatenate_inputs, widen_input
 
 IMAGE, VECTOR = torch.zeros(1, 3, 8, 8), torch.zeros(1, 2)
 
@@ -17,7 +17,7 @@ IMAGE, VECTOR = torch.zeros(1, 3, 8, 8), torch.zeros(1, 2)
 @pytest.mark.parametrize("shape", [(3,), (3, 5, 5)])
 def test_inputs_stand_side_by_side_on_the_channels(shape):
     x = torch.randn(2, 4, *shape)
-    joined = side_by_side(x)
+    joined = concatenate_inputs(x)
     assert joined.shape == (4, 6, *shape[1:])
     assert torch.equal(joined[:, :3], x[0])
     assert torch.equal(joined[:, 3:], x[1])
@@ -62,30 +62,30 @@ LAYERS = {
 @pytest.mark.parametrize("case", LAYERS)
 def test_the_wide_layer_is_the_sum_of_one_layer_per_input(case):
     layer = LAYERS[case]
-    wide = widened(layer, 3)
+    wide = _widened(layer, 3)
     shape = (6,) if case == "linear" else (6, 9, 9)
     x = torch.randn(3, 4, *shape)
     total = torch.zeros(())
     for weight, inputs in zip(wide.weight.chunk(3, dim=1), x, strict=True):
-        part = widened(layer, 1)
+        part = _widened(layer, 1)
         part.weight = nn.Parameter(weight)
         part.bias = None
         total = total + part(inputs)
     bias = 0 if layer.bias is None else layer.bias
-    torch.testing.assert_close(wide(side_by_side(x)), total + bias)
+    torch.testing.assert_close(wide(concatenate_inputs(x)), total + bias)
 
 
 def test_one_input_keeps_the_layer_as_it_is():
     layer = LAYERS["convolution"]
     x = torch.randn(2, 6, 7, 7)
-    assert torch.equal(widened(layer, 1)(x), layer(x))
+    assert torch.equal(_widened(layer, 1)(x), layer(x))
 
 
 def test_weights_keep_their_distribution_up_to_the_larger_fan_in():
     torch.manual_seed(0)
     layer = nn.Conv2d(16, 32, 3)
     nn.init.kaiming_normal_(layer.weight, mode="fan_in", nonlinearity="relu")
-    wide = widened(layer, 3)
+    wide = _widened(layer, 3)
     parts = wide.weight.chunk(3, dim=1)
     for part in parts:
         expected = layer.weight.flatten().sort().values / 3**0.5

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 
 from density_softmax.config import ConfigError, from_dict, override, to_dict
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.nn.lipschitz.linearization import Linearization

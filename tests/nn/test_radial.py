@@ -2,6 +2,7 @@ from itertools import product
 
 import pytest
 import torch
+from flow_inverses import inverse_of_radial_flow
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -41,8 +42,8 @@ def test_inverse_undoes_forward_and_forward_undoes_inverse(
 ) -> None:
     s = flow(num_features, num_layers)
     z = sample(20, num_features)
-    torch.testing.assert_close(s.inverse(s(z)[0]), z)
-    torch.testing.assert_close(s(s.inverse(z))[0], z)
+    torch.testing.assert_close(inverse_of_radial_flow(s, s(z)[0]), z)
+    torch.testing.assert_close(s(inverse_of_radial_flow(s, z))[0], z)
 
 
 def test_layer_is_the_formula_of_the_paper() -> None:
@@ -152,7 +153,7 @@ def test_flows_side_by_side_are_the_flows_one_by_one(num_flows: int) -> None:
         single = RadialFlow(3, 4).double()
         single.load_state_dict({k: v[index] for k, v in together.state_dict().items()})
         torch.testing.assert_close((t[:, index], log_det[:, index]), single(z))
-        torch.testing.assert_close(together.inverse(t)[:, index], z)
+        torch.testing.assert_close(inverse_of_radial_flow(together, t)[:, index], z)
 
 
 def test_radial_flow_bends_the_normal_towards_a_ring() -> None:

@@ -13,8 +13,6 @@ from density_softmax.nn.backbones.resnet import (
     ResNet,
     SubsampleAndPad,
     blocks_per_group,
-    conv3x3,
-    he_normal_,
 )
 
 CONFIGS = [ResNet.Config(), CifarResNet.Config()]
@@ -109,8 +107,7 @@ def test_basic_block_without_residual_is_its_rectified_shortcut() -> None:
 
 
 def test_he_initialisation_has_variance_two_over_fan_in() -> None:
-    conv = conv3x3(64, 128)
-    he_normal_(conv)
+    conv = CifarResNet.Config(depth=20).build((3, 32, 32)).layer3[1].conv1
     assert conv.weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
 
 

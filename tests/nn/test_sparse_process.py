@@ -10,7 +10,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 from density_softmax.errors import UserError
 from density_softmax.nn.layers import processes as sparse_process
-from density_softmax.nn.layers.processes import JITTER, SparseProcess, squared_distances
+from density_softmax.nn.layers.processes import JITTER, SparseProcess, _squared_distances
 
 pytest.importorskip("gpytorch")
 
@@ -131,7 +131,7 @@ def test_kernels_do_not_saturate_whatever_the_scale_of_the_features(scale: float
     ours = SparseProcess(FEATURES, CLASSES, INDUCING)
     z = scale * features(200)
     ours.initialize(z)
-    kernel = ours._kernel(squared_distances(z, z)) / ours.model.covar_module.outputscale[0]
+    kernel = ours._kernel(_squared_distances(z, z)) / ours.model.covar_module.outputscale[0]
     # exp(−½) at the mean distance: neither all 0 nor all 1.
     assert 0.5 < kernel.mean() < 0.75
     assert kernel.std() > 0.1
@@ -154,7 +154,7 @@ def test_features_that_give_too_few_inducing_points_are_named(z: Tensor, message
 def test_squared_distances_keep_their_digits_far_from_the_origin() -> None:
     a, b = 1000 + features(7), 1000 + features(8, seed=2)
     expected = (a.double()[:, None] - b.double()).square().sum(-1)
-    torch.testing.assert_close(squared_distances(a, b).double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(_squared_distances(a, b).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_missing_gpytorch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from density_softmax.nn.layers.decay import sum_of_squares
-from density_softmax.nn.layers.variational import AnnealedKL, Flipout, kl_of_gaussians
+from density_softmax.nn.layers.rank_one import GaussianVectors
+from density_softmax.nn.layers.variational import AnnealedKL, Flipout
 from density_softmax.nn.softmax.averaging import in_chunks, tile
 from density_softmax.types import Batch
 
@@ -40,9 +41,10 @@ def moments(draws: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_divergence_is_that_of_torch():
     torch.manual_seed(0)
-    mean, std = torch.randn(5, 7).double(), torch.rand(5, 7).double() + 0.01
-    expected = td.kl_divergence(td.Normal(mean, std), td.Normal(0.7, 0.2)).sum()
-    torch.testing.assert_close(kl_of_gaussians(mean - 0.7, std, 0.2), expected)
+    vectors = GaussianVectors(torch.randn(5, 7).double(), 0.3, prior_mean=0.7, prior_std=0.2)
+    vectors.raw_std.data += torch.randn(5, 7)
+    expected = td.kl_divergence(td.Normal(vectors.mean, vectors.std), td.Normal(0.7, 0.2)).sum()
+    torch.testing.assert_close(vectors.kl(), expected)
 
 
 @pytest.mark.parametrize("kind", LAYERS)

@@ -4,10 +4,12 @@ import dataclasses
 
 import pytest
 
-from density_softmax.benchmark import identify, run, run_name
+from density_softmax.benchmark import run
 from density_softmax.config import ConfigError, from_dict, override, to_dict
-from density_softmax.methods import DensitySoftmax, MethodConfig
+from density_softmax.methods.base import MethodConfig
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.recipes import RECIPES, Recipe, get_recipe
+from density_softmax.runs.run import Run
 
 CASES = [(recipe, method) for recipe in RECIPES for method in MethodConfig.members]
 
@@ -41,16 +43,16 @@ def test_the_variant_is_the_deviation_from_the_recipe(changes, variant):
     recipe = get_recipe("toy")
     for change in changes:
         recipe = override(recipe, change)
-    assert identify(recipe, seed=0)["variant"] == variant
+    assert Run(recipe).variant_text == variant
 
 
 def test_where_the_data_are_is_no_variant_and_in_no_name():
     recipe = get_recipe("cifar10_small")
     moved = override(recipe, "data.root=/elsewhere", "data.workers=7")
-    assert identify(moved, seed=0)["variant"] == "default"
-    assert run_name(moved, seed=0) == run_name(recipe, seed=0)
+    assert Run(moved).variant == {}
+    assert Run(moved).path == Run(recipe).path
     toy = override(get_recipe("toy"), "data=images", "data.root=/elsewhere")
-    assert identify(toy, seed=0)["variant"] == "data=images"
+    assert Run(toy).variant == {"data": "images"}
 
 
 LEAST = {
@@ -116,7 +118,7 @@ def test_digits_run_from_nothing_to_rows_of_every_corruption(tmp_path):
     recipe = get_recipe("digits", "deterministic")
     short = dataclasses.replace(recipe.method.descent, epochs=2)
     recipe = dataclasses.replace(recipe, method=dataclasses.replace(recipe.method, descent=short))
-    rows = run(recipe, tmp_path / "run", progress=False)
+    rows = run(Run(recipe, path=tmp_path / "run"), progress=False)
     accuracy = {row.split: row.value for row in rows if row.metric == "accuracy"}
     assert len(accuracy) == 1 + 15 * 5
     means = {row.metric: row.value for row in rows if row.split == "digits-c"}

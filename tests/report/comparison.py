@@ -7,7 +7,7 @@ import pandas as pd
 
 from density_softmax.report.frame import Setting, as_frame, settings_of, sort_runs
 from density_softmax.report.names import Label, method_name
-from density_softmax.report.runs import Run, find_runs
+from density_softmax.runs.run import Run, find_runs
 from density_softmax.types import Row
 
 

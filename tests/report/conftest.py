@@ -7,7 +7,6 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from density_softmax.benchmark import identify
 from density_softmax.config import override
 from density_softmax.data.toy import grid
 from density_softmax.engine.checkpoints import Epoch
@@ -16,7 +15,7 @@ from density_softmax.report import figures as figures_of_report
 from density_softmax.report import write_report
 from density_softmax.report.figures import Drawing, Picture
 from density_softmax.runs.evaluation import detection_metrics, label_metrics, mean_over_shifts
-from density_softmax.runs.run import RunDirectory
+from density_softmax.runs.run import Run
 from density_softmax.types import Prediction, Row
 
 MakeRun = Callable[..., Path]
@@ -25,12 +24,12 @@ CORRUPTED = {"fog": (1, 2, 3), "glass_blur": (1, 2, 3)}
 
 def claim(
     root: Path, name: str, method: str, changes: Sequence[str], seed: int
-) -> tuple[RunDirectory, Callable[..., Row]]:
+) -> tuple[Run, Callable[..., Row]]:
     """A new run directory, and how its rows begin."""
-    run = RunDirectory(root / f"run{len(list(root.glob('run*')))}")
-    identity = identify(override(get_recipe(name, method), *changes), seed)
-    run.claim(identity, resume=False)
-    return run, partial(Row, name, method, identity["variant"], seed)
+    path = root / f"run{len(list(root.glob('run*')))}"
+    run = Run(override(get_recipe(name, method), *changes), seed, path)
+    run.claim(resume=False)
+    return run, partial(Row, name, method, run.variant_text, seed)
 
 
 def figures(method: str, seed: int) -> dict[tuple[str, str], float]:

@@ -18,8 +18,7 @@ from density_softmax.report.figures.likelihoods import (
     _log_densities,
 )
 from density_softmax.report.frame import find_splits
-from density_softmax.report.runs import Run
-from density_softmax.runs.run import RunDirectory
+from density_softmax.runs.run import Run
 
 MakeRun = Callable[..., Path]
 
@@ -100,7 +99,7 @@ def test_histograms_hold_every_value_even_beyond_the_axis(run: Run) -> None:
 def test_infinite_log_densities_count_in_the_outermost_bin(run: Run) -> None:
     prediction, labels = run.prediction("other")
     infinite = prediction._replace(epistemic=torch.full_like(prediction.epistemic, math.inf))
-    RunDirectory(run.path).save_prediction("other", infinite, labels)
+    run.save_prediction("other", infinite, labels)
     groups = _find_groups(find_splits(frame(run.rows())))["other sets"]
     (axes,) = _likelihood_figure([run], groups).axes
     heights, _, _ = axes.patches[-1].get_data()
@@ -130,6 +129,6 @@ def test_runs_without_predictions_are_not_drawn(
 def test_without_an_ood_set_entropy_is_drawn_all_the_same(
     tmp_path: Path, make_images: MakeRun
 ) -> None:
-    run = RunDirectory(make_images())
+    run = Run.at(make_images())
     run.save_rows([row for row in run.rows() if row.split != "other"])
     assert [d.stem for d in entropies.draw(setting(tmp_path))] == ["digits-entropy"]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from density_softmax.report import figures
 from density_softmax.report.figures import SECTIONS, write_figures
-from density_softmax.runs.run import RunDirectory
+from density_softmax.runs.run import Run
 
 MakeRun = Callable[..., Path]
 
@@ -41,7 +41,7 @@ def test_all_that_the_runs_have_is_drawn_once_and_explained(
 
 
 def test_sets_of_any_name_are_drawn(tmp_path: Path, make_images: MakeRun) -> None:
-    run = RunDirectory(make_images("density_softmax"))
+    run = Run.at(make_images("density_softmax"))
     name = "a$x_{1$}\n[bold] $"
     run.save_rows([row._replace(split=row.split.replace("set.1", name)) for row in run.rows()])
     (run.path / "predictions" / "set.1.safetensors").rename(

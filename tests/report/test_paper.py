@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from comparison import finished, frame
 
-from density_softmax.methods import MethodConfig
+from density_softmax.methods.base import MethodConfig
 from density_softmax.recipes import RECIPES
 from density_softmax.report import as_csv, as_html, as_latex, as_text
 from density_softmax.report.frame import frame_of

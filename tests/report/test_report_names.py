@@ -14,17 +14,16 @@ from density_softmax.report.names import (
 )
 
 
-def test_known_methods_have_their_usual_names_and_others_title_case() -> None:
+def test_methods_have_their_usual_names() -> None:
     assert method_name("deterministic") == "ERM"
-    assert method_name("brand_new") == "Brand New"
     names = [method_name(kind) for kind in MethodConfig.members]
     assert len(set(names)) == len(names)
 
 
-def test_erm_comes_first_and_unknown_methods_last() -> None:
-    ordered = sorted(["brand_new", *reversed(list(MethodConfig.members))], key=method_order)
+def test_erm_comes_first_and_density_softmax_last() -> None:
+    ordered = sorted(MethodConfig.members, key=method_order)
     assert ordered[0] == "deterministic"
-    assert ordered[-1] == "brand_new"
+    assert ordered[-1] == "density_softmax"
 
 
 def test_a_label_is_a_name_with_its_changes() -> None:

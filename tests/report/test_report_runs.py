@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -6,20 +7,17 @@ from typing import Any
 import pytest
 from comparison import finished, setting
 
-from density_softmax.benchmark import identify
 from density_softmax.config import override
 from density_softmax.errors import UserError
 from density_softmax.recipes import get_recipe
 from density_softmax.report.frame import line_of, settings_of, sort_runs
-from density_softmax.report.runs import Run, find_runs
-from density_softmax.runs.run import RunDirectory
+from density_softmax.runs.run import FORMAT, Run, find_runs
 
 MakeRun = Callable[..., Path]
 
 
 def run(path: Path, name: str = "toy", changes: Sequence[str] = (), seed: int = 0) -> Run:
-    recipe = override(get_recipe(name), *changes)
-    RunDirectory(path).claim(identify(recipe, seed), resume=False)
+    Run(override(get_recipe(name), *changes), seed, path).claim(resume=False)
     return Run.at(path)
 
 
@@ -71,7 +69,7 @@ def test_a_path_without_runs_is_named(tmp_path: Path, make: MakeRun) -> None:
 
 
 def test_a_recipe_that_describes_no_run_is_named(tmp_path: Path) -> None:
-    (tmp_path / "recipe.json").write_text('{"seed": 0}')
+    (tmp_path / "recipe.json").write_text(json.dumps({"format": FORMAT, "seed": 0}))
     with pytest.raises(UserError, match=r"recipe\.json: does not describe a run"):
         find_runs([tmp_path])
 

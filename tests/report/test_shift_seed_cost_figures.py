@@ -16,7 +16,7 @@ from density_softmax.report.figures.costs import _machine_of
 from density_softmax.report.figures.seeds import _find_columns, _seed_figure
 from density_softmax.report.figures.shifts import _box_figure, _find_boxes, _mean_over_types
 from density_softmax.report.frame import Spread, find_keys, over_seeds, with_shared_means
-from density_softmax.runs.run import RunDirectory
+from density_softmax.runs.run import Run
 from density_softmax.types import Row
 
 MakeRun = Callable[..., Path]
@@ -82,8 +82,8 @@ def test_a_seed_that_lacks_a_type_does_not_count() -> None:
 
 
 def drop(run: Path, split: str) -> None:
-    rows = [row for row in RunDirectory(run).rows() if row.split != split]
-    RunDirectory(run).save_rows(rows)
+    rows = [row for row in Run.at(run).rows() if row.split != split]
+    Run.at(run).save_rows(rows)
 
 
 def test_a_shift_that_one_run_lacks_is_left_out_of_all_and_takes_no_line_away(
@@ -150,7 +150,7 @@ def test_one_seed_has_no_spread_to_draw(tmp_path: Path, make_images: MakeRun) ->
 
 def test_training_takes_as_long_as_its_stages_together() -> None:
     rows = [
-        Row("r", "m", "default", s, "cost", f"train_seconds:{n}", 1.0 + s)
+        Row("r", "sngp", "default", s, "cost", f"train_seconds:{n}", 1.0 + s)
         for s in (0, 1)
         for n in "ab"
     ]

@@ -8,7 +8,7 @@ from density_softmax.types import Row
 
 
 def rows(*keys: tuple[str, str]) -> list[Row]:
-    return [Row("r", "m", "default", 0, split, metric, 0.0) for split, metric in keys]
+    return [Row("r", "sngp", "default", 0, split, metric, 0.0) for split, metric in keys]
 
 
 def corrupted(*splits: str) -> list[Row]:

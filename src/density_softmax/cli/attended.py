@@ -11,8 +11,6 @@ import threading
 
 from density_softmax.cli.main import main
 
-__all__ = ["stop_with_input"]
-
 
 def stop_with_input() -> None:
     """End this process when its standard input does; checkpoints are never half written."""

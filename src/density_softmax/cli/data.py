@@ -23,8 +23,6 @@ from rich.progress import (
 )
 from rich.table import Table
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="See, fetch and corrupt data sets.", no_args_is_help=True, rich_markup_mode="markdown"
 )
@@ -70,7 +68,8 @@ def fetch(
     """
     from density_softmax.data.catalog import entry
     from density_softmax.data.download import fetch as fetch_file
-    from density_softmax.data.readers import DataError, data_root
+    from density_softmax.data.readers import data_root
+    from density_softmax.errors import DataError
 
     place = data_root(root)
     for name in names:
@@ -102,8 +101,9 @@ def corrupt(
     Types that are finished are not made again: a run that was stopped is continued by the same
     command. For example `density-softmax data corrupt cifar10 --out DATA/CIFAR-10-C`.
     """
+    from density_softmax.data.catalog import find_images
+    from density_softmax.data.corrupted import Corruption, write_corrupted
     from density_softmax.data.corruptions import CORRUPTIONS, SEVERITIES
-    from density_softmax.data.generate import Corruption, corrupt_set
     from density_softmax.data.readers import data_root
 
     wanted = Corruption(
@@ -113,7 +113,8 @@ def corrupt(
         image_size=image_size,
     )
     with _progress(MofNCompleteColumn()) as report:
-        corrupt_set(name, data_root(root), out, wanted, report)
+        images = find_images(name, data_root(root)).read_one("corrupt")
+        write_corrupted(images, name, out, wanted, report)
     console.print(f"{name}: corrupted set in {out}", soft_wrap=True)
 
 

@@ -13,8 +13,6 @@ from rich.console import Console
 from density_softmax.cli.data import app as data_app
 from density_softmax.errors import UserError
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="density-softmax",
     help="Classifiers that know what they do not know, at the cost of one forward pass.",
@@ -44,7 +42,7 @@ def demo(
 
     Finished runs are kept: calling it again continues where it was.
     """
-    from density_softmax.cli.demo import run_demo
+    from density_softmax.cli.experiments import run_demo
 
     run_demo(out, seeds, console)
 
@@ -67,10 +65,15 @@ def train(
         int | None, typer.Option(min=0, help="Train only this member of an ensemble.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a killed run.")] = False,
-    donor: Annotated[
+    root: Annotated[
         Path | None,
-        typer.Option("--from", metavar="RUN", help="Take over the first stage of that run."),
+        typer.Option(
+            help="The folder whose runs share finished stages.", show_default="`runs` above --out"
+        ),
     ] = None,
+    share: Annotated[
+        bool, typer.Option("--share/--no-share", help="Take over stages of other runs.")
+    ] = True,
     evaluated: Annotated[
         bool, typer.Option("--evaluate/--no-evaluate", help="Evaluate what was trained.")
     ] = True,
@@ -79,10 +82,10 @@ def train(
 
     A run that was killed continues with `--resume` and ends with the same weights.
 
-    With `--from RUN` the first stage, encoder and head, is not trained but taken over from
-    another run, with its cost: density_softmax and constant_temperature from one another,
-    temperature_scaling from deterministic. The result is the same, bit for bit: a run is refused
-    whose data, encoder, seed, penalty or training of them differ.
+    A stage that another run under the same root has finished, with the same data, encoder, seed
+    and settings, is not trained again but taken over with its cost, bit for bit: variants of
+    density_softmax share encoder and head, temperature_scaling shares those of deterministic.
+    `--no-share` trains everything.
 
     The members of an ensemble are runs of their own, in `members/` of its directory. They can
     be trained one by one, on any machine, with `--member 0`, `--member 1`, ...; without, those
@@ -96,24 +99,22 @@ def train(
 
     - `density-softmax train toy --set method.scale=max --set data.shape=two_ovals`
 
-    - `density-softmax train toy --set method.scale=max --from runs/toy/density_softmax/seed0`
-
     - `density-softmax train toy --method deep_ensemble --member 2`
     """
-    from density_softmax.benchmark import choose_member, default_directory, prepare, run
+    from density_softmax import benchmark
     from density_softmax.engine import is_first_process
+    from density_softmax.recipes import prepare
     from density_softmax.report import run_summary
+    from density_softmax.runs.run import Run
 
-    chosen = prepare(recipe, method, changes or ())
-    place = out or default_directory(chosen, seed)
-    if member is not None:
-        chosen, seed, place = choose_member(chosen, seed, place, member)
-    rows = run(chosen, place, seed=seed, resume=resume, donor=donor, evaluated=evaluated)
+    run = Run(prepare(recipe, method, changes or ()), seed, out, root=root)
+    run = run if member is None else run.member(member)
+    rows = benchmark.run(run, resume=resume, evaluated=evaluated, share=share)
     if not is_first_process():
         return
     if evaluated:
         console.print(run_summary(rows))
-    console.print(f"run directory: {place}", soft_wrap=True)
+    console.print(f"run directory: {run.path}", soft_wrap=True)
 
 
 @app.command()
@@ -156,9 +157,8 @@ def benchmark(
     that fails stops no other; its error is in `cells.csv` and its output in `logs/`, and the
     exit code is then 1. When all are through, the latency of all methods is measured in turn.
 
-    Variants of density_softmax that differ only behind encoder and head have these in common,
-    and so have constant_temperature, and deterministic and temperature_scaling: one trains them,
-    the others wait for that and take them over, with their cost.
+    Cells that share a stage, such as variants of density_softmax with the same encoder and head,
+    train it once: the others wait for it and take it over, with its cost.
 
     With `--engine ray` the cells go to the cluster of $RAY_ADDRESS, whose machines share the
     directory; without that variable, to the cores of this machine. Cells that run side by side
@@ -176,7 +176,7 @@ def benchmark(
 
     - `density-softmax benchmark toy --set density_softmax.scale=max --set data.shape=two_ovals`
     """
-    from density_softmax.cli.benchmark import run_benchmark
+    from density_softmax.cli.experiments import run_benchmark
 
     wanted = tuple(changes or ())
     if not run_benchmark(recipe, methods, seeds, engine, ablation, wanted, jobs, out, console):
@@ -193,7 +193,7 @@ def latency(
 
     Relative to the run of `deterministic` if it is among them, else to a network of its kind.
     """
-    from density_softmax.cli.benchmark import run_latency
+    from density_softmax.cli.experiments import run_latency
 
     run_latency(runs, console)
 
@@ -212,13 +212,15 @@ def evaluate(
     What was found on other sets stays, and means over corruptions are of all that have been seen.
     Latency stays as it was measured; `density-softmax latency` measures it again.
 
-    For example `density-softmax evaluate runs/digits/sngp/seed0 --ood foreign.npz`
+    For example `density-softmax evaluate runs/digits/sngp/seed0 --ood letters.npz`
     """
-    from density_softmax.benchmark import evaluate
+    from density_softmax import benchmark
     from density_softmax.engine import is_first_process
     from density_softmax.report import run_summary
+    from density_softmax.runs.run import Run
 
-    rows = evaluate(run, shifts=tuple(shift or ()), ood=tuple(ood or ()), lipschitz=lipschitz)
+    shifts, sets = tuple(shift or ()), tuple(ood or ())
+    rows = benchmark.evaluate(Run.at(run), shifts=shifts, ood=sets, lipschitz=lipschitz)
     if is_first_process():
         console.print(run_summary(rows))
 
@@ -258,7 +260,7 @@ def export(
 
     For example `density-softmax export runs/toy/density_softmax/seed0 model.onnx`
     """
-    from density_softmax.cli.export import run_export
+    from density_softmax.cli.serving import run_export
 
     run_export(run, file, int8, console)
 
@@ -288,7 +290,7 @@ def predict(
 
     - `density-softmax predict model.onnx rows.csv --false-alarms 0.01`
     """
-    from density_softmax.cli.predict import run_predict
+    from density_softmax.cli.serving import run_predict
 
     run_predict(model, path, out, false_alarms, batch_size, threads)
 
@@ -300,7 +302,7 @@ def list_(
     ],
 ) -> None:
     """Show the methods, recipes, ablations, data sets or metrics there are."""
-    from density_softmax.cli.listing import listing
+    from density_softmax.cli.experiments import listing
 
     console.print(listing(what))
 
@@ -310,11 +312,11 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        fail(str(error))
+        _fail(str(error))
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        fail("the disk is full: free some space and continue with --resume")
+        _fail("the disk is full: free some space and continue with --resume")
     except SystemExit as end:
         if end.code == INTERRUPTED:
             print(
@@ -324,7 +326,7 @@ def main() -> None:
         raise
 
 
-def fail(message: str) -> None:
+def _fail(message: str) -> None:
     """Print one line and leave with exit code 2."""
     print(f"density-softmax: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)

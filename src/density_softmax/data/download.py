@@ -1,31 +1,36 @@
-"""Files from the internet: resumed where they broke off, checked, unpacked without trust.
+"""Downloads: resumed where they broke off, checked against digests, unpacked without trust.
 
-A download grows in `<file>.part`, is checked against its published digest, and only then gets its
-name. An archive is unpacked into a scratch directory beside its destination and moved from there,
-so that what has its final name is whole. An archive put in place by hand is used as if fetched.
+A download grows in `<file>.part` and gets its name once its digest is the published one. An
+archive is unpacked into a temporary directory beside its destination and moved from there, so
+that whatever has its final name is complete. An archive put there by hand is used as if fetched.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.client
-import stat
+import shutil
 import tarfile
 import tempfile
 import urllib.request
-import zipfile
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from density_softmax.data.corrupted import MANIFEST
-from density_softmax.data.readers import DataError, Report, full_disk_named, is_disk_full
+from density_softmax.errors import DataError
 from density_softmax.version import __version__
-
-__all__ = ["Download", "DownloadError", "fetch", "unpack"]
 
 CHUNK = 2**20
 TIMEOUT = 30.0
+
+MANIFEST = "generated.json"
+"""Describes a set that `data corrupt` wrote; no download goes into the folder that holds it."""
+
+Report = Callable[[str, int, int], None]
+"""Progress: called with what is being done, how much of it is done, and how much there is."""
 
 
 class DownloadError(DataError):
@@ -37,12 +42,12 @@ class Download:
     """One file to fetch.
 
     Attributes:
-        file: its place under the data root.
+        file: its path under the data root.
         urls: where it is served, the official home first.
         digest: `sha256:…` or `md5:…`, as published.
-        size: its bytes.
-        provides: what is under the root once it is fetched and, if an archive, unpacked.
-        into: where an archive unpacks to, under the root.
+        size: in bytes.
+        provides: paths that exist under the root once it is fetched and, if an archive, unpacked.
+        into: the folder under the root that an archive is unpacked into.
     """
 
     file: str
@@ -55,24 +60,30 @@ class Download:
     @property
     def is_archive(self) -> bool:
         """Whether the file is unpacked."""
-        return self.file.endswith((".tar", ".tar.gz", ".tgz", ".zip"))
+        return self.file.endswith((".tar", ".tar.gz"))
 
     def present(self, root: Path) -> bool:
-        """Whether everything it provides is there."""
+        """Whether everything it provides exists."""
         return all((root / path).exists() for path in self.provides)
 
 
 def fetch(item: Download, root: Path, report: Report | None = None) -> None:
-    """Bring `item` under `root`, unless it is there."""
+    """Download a file and, if it is an archive, unpack it; what exists is not fetched again.
+
+    Args:
+        item: what to fetch.
+        root: the data root.
+        report: is told about the progress.
+    """
     if item.present(root):
         return
     _check_destination(item, root)
     report = report or (lambda what, done, total: None)
     path = root / item.file
-    with full_disk_named(path):
+    with explain_full_disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            _check_placed(item, path, report)
+            _check_existing(item, path, report)
         else:
             _download(item, path, report)
         if item.is_archive:
@@ -84,16 +95,16 @@ def fetch(item: Download, root: Path, report: Report | None = None) -> None:
 
 
 def _check_destination(item: Download, root: Path) -> None:
-    """Refuse to fill up a set that `data corrupt` wrote: its manifest would not hold any more."""
+    """Refuse to add files to a set that `data corrupt` wrote: its manifest would be wrong."""
     for folder in dict.fromkeys((root / path).parent for path in item.provides):
         if (folder / MANIFEST).exists():
             raise DownloadError(
-                f"{folder}: holds a set that was corrupted here, see its {MANIFEST}; "
+                f"{folder}: holds a set that was corrupted here (see its {MANIFEST}); "
                 "fetch into another --root, or delete it first"
             )
 
 
-def _check_placed(item: Download, path: Path, report: Report) -> None:
+def _check_existing(item: Download, path: Path, report: Report) -> None:
     if (size := path.stat().st_size) != item.size or _digest(path, item, report) != item.digest:
         raise DownloadError(
             f"{path}: not the published file ({size:,} of {item.size:,} bytes, or another "
@@ -128,25 +139,25 @@ def _fill(part: Path, url: str, item: Download, report: Report) -> str | None:
         try:
             _stream(part, url, item, report)
         except (OSError, http.client.HTTPException) as error:
-            if is_disk_full(error):
+            if _is_disk_full(error):
                 raise
             reason = str(error) or type(error).__name__
             problem = reason.removeprefix("<urlopen error ").removesuffix(">")
-        # A connection that broke is taken up again as long as it brings something.
+        # A broken connection is reopened as long as the last one brought something.
         if _size(part) <= before:
             return problem
     return None
 
 
 def _stream(part: Path, url: str, item: Download, report: Report) -> None:
-    """Append to `part` what `url` still has to give."""
+    """Append the rest of the file at `url` to `part`."""
     done = _size(part)
     headers = {"User-Agent": f"density-softmax/{__version__}"}
     if done:
         headers["Range"] = f"bytes={done}-"
     request = urllib.request.Request(url, headers=headers)
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-        # A server that ignores the range sends the whole file: begin again.
+        # A server that ignores the range sends the whole file: start over.
         continued = response.status == http.HTTPStatus.PARTIAL_CONTENT
         done = done if continued else 0
         with part.open("ab" if continued else "wb") as file:
@@ -168,15 +179,20 @@ def _digest(path: Path, item: Download, report: Report) -> str:
 
 
 def unpack(archive: Path, into: Path) -> None:
-    """Unpack a tar or zip archive into the directory `into`: all of it, or nothing."""
+    """Unpack an archive: all of it, or nothing.
+
+    Args:
+        archive: a tar file, compressed or not.
+        into: the directory to unpack into.
+    """
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into, prefix=".unpacking-") as scratch:
         try:
-            if archive.suffix == ".zip":
-                _extract_zip(archive, Path(scratch))
-            else:
-                _extract_tar(archive, Path(scratch))
-        except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+            with tarfile.open(archive) as tar:
+                for member in tar:
+                    _check_member(archive, member)
+                    tar.extract(member, scratch, filter="data")
+        except (tarfile.TarError, EOFError, zlib.error) as error:
             raise DownloadError(
                 f"{archive}: truncated or damaged archive ({error}); delete it and fetch it again"
             ) from None
@@ -184,33 +200,19 @@ def unpack(archive: Path, into: Path) -> None:
             _move(path, into / path.name)
 
 
-def _extract_tar(archive: Path, scratch: Path) -> None:
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            _check_member(archive, member.name, plain=member.isfile() or member.isdir())
-            tar.extract(member, scratch, filter="data")
-
-
-def _extract_zip(archive: Path, scratch: Path) -> None:
-    with zipfile.ZipFile(archive) as file:
-        for member in file.infolist():
-            kind = stat.S_IFMT(member.external_attr >> 16)
-            _check_member(archive, member.filename, kind in (0, stat.S_IFREG, stat.S_IFDIR))
-            file.extract(member, scratch)
-
-
-def _check_member(archive: Path, name: str, plain: bool) -> None:
-    """Only plain files and directories below the destination come out of an archive."""
-    parts = PurePosixPath(name.replace("\\", "/"))
-    if not plain or parts.is_absolute() or ".." in parts.parts or ":" in name:
+def _check_member(archive: Path, member: tarfile.TarInfo) -> None:
+    """Refuse a member that is not a plain file or directory below the destination."""
+    path = PurePosixPath(member.name.replace("\\", "/"))
+    plain = member.isfile() or member.isdir()
+    if not plain or path.is_absolute() or ".." in path.parts or ":" in member.name:
         raise DownloadError(
-            f"{archive}: refused, because its member '{name}' is a link, a device or outside "
-            "the destination; delete the archive"
+            f"{archive}: refused, because its member '{member.name}' is a link, a device or "
+            "outside the destination; delete the archive"
         )
 
 
 def _move(source: Path, destination: Path) -> None:
-    """Move a tree into place; a directory that is there already is filled up."""
+    """Move a tree to its destination, merging it into directories that exist."""
     if source.is_dir() and destination.is_dir():
         for path in source.iterdir():
             _move(path, destination / path.name)
@@ -220,3 +222,27 @@ def _move(source: Path, destination: Path) -> None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+@contextmanager
+def explain_full_disk(path: Path) -> Iterator[None]:
+    """Turn the error of a full disk into one that says what to do.
+
+    Args:
+        path: what is being written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not _is_disk_full(error):
+            raise
+        free = shutil.disk_usage(path if path.exists() else path.parent).free
+        raise DataError(
+            f"{path}: no space left on the disk ({free:,} bytes free); make room and run the same "
+            "command to continue"
+        ) from None
+
+
+def _is_disk_full(error: Exception) -> bool:
+    """Whether the disk, or the user's quota, is used up."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

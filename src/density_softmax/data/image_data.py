@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
-from density_softmax.config import ConfigError, place
+from density_softmax.config import ConfigError, local
 from density_softmax.data.catalog import find_images
-from density_softmax.data.images import ImagePreparation, Samples
-from density_softmax.data.readers import DataError, data_root
-from density_softmax.data.sources import DataConfig, named_apart, split_off
+from density_softmax.data.images import ImagePreparation, LabelledImages
+from density_softmax.data.readers import data_root
+from density_softmax.data.sources import DataConfig, checked_splits, hold_out
+from density_softmax.errors import DataError
 from density_softmax.types import Data, Split, Task
-
-__all__ = ["ImageData"]
 
 Role = Literal["shift", "ood"]
 
@@ -23,19 +22,19 @@ Role = Literal["shift", "ood"]
 class ImageData(DataConfig, kind="images"):
     """Images by the names of their sets.
 
-    A set is a name (`cifar10`, `svhn`), one or some of its parts (`cifar10-c/fog/3`,
-    `cifar10-c/fog`, `cifar10/train`), or the path of an .npz file or an image folder.
+    A set is a name (`cifar10`, `svhn`), some of its subsets (`cifar10-c/fog/3`, `cifar10-c/fog`,
+    `cifar10/train`), or the path of an .npz file or an image folder.
 
     Attributes:
-        train: the set to learn from; its own test part becomes the split `iid`, unless a part is
-            named, which is then all there is of the set.
+        train: the set to learn from; its test images become the split `iid`. If a single subset
+            is named, the rest of the set is not used.
         shifts: sets of the same classes under other conditions.
         ood: sets of anything else; their labels are not used.
-        heldout: share of the training part kept for calibration, chosen by the seed.
-        test_fraction: share that becomes `iid` where the set has no test part, or one part of it
-            is named; the same for every seed.
-        mean: per channel, of pixel values between 0 and 1; null computes it from the images
-            trained on (of a folder, from 512 of them).
+        heldout: share of the training images kept for calibration, chosen by the seed.
+        test_fraction: share that becomes `iid` where the set has no test images, or a single
+            subset is named; the same images for every seed.
+        mean: per channel, of pixel values between 0 and 1; null computes it from the training
+            images (of a folder, from 512 of them).
         std: likewise.
         augment: whether training images are cropped and flipped at random.
         padding: pixels around images in memory before they are cropped; files have their own
@@ -58,21 +57,21 @@ class ImageData(DataConfig, kind="images"):
     padding: int = 2
     flip: bool = True
     image_size: int | None = None
-    root: str | None = place(None)
-    workers: int = place(2)
+    root: str | None = local(None)
+    workers: int = local(2)
 
     def load(self, seed: int) -> Data:
-        """Training and held-out images, and the test, shifted and OOD sets."""
-        train, test = self._in_domain()
-        task = Task(train.class_names, train.shape)
-        kept, heldout = split_off(len(train), self.heldout, seed, self.train)
-        learned = train.take(kept)
-        prepare = self._preparation(learned)
+        """Load training and held-out images, and the test, shifted and OOD sets."""
+        available, test = self._in_domain()
+        task = Task(available.class_names, available.shape)
+        kept, heldout = hold_out(len(available), self.heldout, seed, self.train)
+        train = available.take(kept)
+        prepare = self._preparation(train)
         return Data(
             task=task,
-            train=learned.source(prepare, self.workers),
-            heldout=train.take(heldout).source(prepare, self.workers),
-            splits=named_apart(
+            train=train.source(prepare, self.workers),
+            heldout=available.take(heldout).source(prepare, self.workers),
+            splits=checked_splits(
                 Split("iid", "iid", test.source(prepare, self.workers)),
                 *self._splits(self.shifts, "shift", task, prepare),
                 *self._splits(self.ood, "ood", task, prepare),
@@ -80,21 +79,18 @@ class ImageData(DataConfig, kind="images"):
             normalisation={"kind": "images", "mean": prepare.mean, "std": prepare.std},
         )
 
-    def _in_domain(self) -> tuple[Samples, Samples]:
-        """The training part and the test part of the training set."""
-        name, images, parts, whole = find_images(self.train, data_root(self.root))
-        if whole and {"train", "test"} <= set(images.parts):
+    def _in_domain(self) -> tuple[LabelledImages, LabelledImages]:
+        """Return the training and the test images of the training set."""
+        selection = find_images(self.train, data_root(self.root))
+        if selection.whole and {"train", "test"} <= set(selection.images.subsets):
             train, test = (
-                images.read(part).sized(self.image_size, 3) for part in ("train", "test")
+                selection.images.read(subset).resized(self.image_size, 3)
+                for subset in ("train", "test")
             )
-        elif len(parts) == 1:
-            samples = images.read(parts[0]).sized(self.image_size, 3)
-            kept, tested = split_off(len(samples), self.test_fraction, 0, self.train)
-            train, test = samples.take(kept), samples.take(tested)
         else:
-            raise DataError(
-                f"{name} has {len(parts)} parts: train on one, such as {name}/{parts[0]}"
-            )
+            images = selection.read_one("train on").resized(self.image_size, 3)
+            kept, tested = hold_out(len(images), self.test_fraction, 0, self.train)
+            train, test = images.take(kept), images.take(tested)
         if len(train.class_names) < 2:
             raise DataError(
                 f"{self.train}: {len(train.class_names)} labelled classes; training needs two"
@@ -104,24 +100,25 @@ class ImageData(DataConfig, kind="images"):
     def _splits(
         self, texts: Sequence[str], role: Role, task: Task, prepare: ImagePreparation
     ) -> Iterator[Split]:
-        """Every part of the sets that the entries of the config mean."""
+        """Yield every subset of the sets that the config lists."""
         for text in texts:
             selection = find_images(text, data_root(self.root))
-            for part in selection.parts:
-                name = selection.split_name(part)
-                samples = selection.images.read(part).sized(self.image_size, task.input_shape[0])
-                samples = _checked(samples, role, name, task)
-                yield Split(name, role, samples.source(prepare, self.workers))
+            for subset in selection.subsets:
+                name = selection.split_name(subset)
+                images = selection.images.read(subset)
+                images = images.resized(self.image_size, task.input_shape[0])
+                images = _checked(images, role, name, task)
+                yield Split(name, role, images.source(prepare, self.workers))
 
-    def _preparation(self, learned: Samples) -> ImagePreparation:
+    def _preparation(self, train: LabelledImages) -> ImagePreparation:
         mean, std = self.mean, self.std
         if mean is None or std is None:
-            computed = learned.statistics()
+            computed = train.statistics()
             mean, std = mean or computed[0], std or computed[1]
         for name, value in (("mean", mean), ("std", std)):
-            if len(value) != learned.shape[0]:
+            if len(value) != train.shape[0]:
                 raise ConfigError(
-                    f"{name}={value}: expected {learned.shape[0]} entries, one per channel"
+                    f"{name}={value}: expected {train.shape[0]} entries, one per channel"
                 )
         if min(std) <= 0:
             raise ConfigError(f"std={std}: expected positive numbers")
@@ -130,19 +127,19 @@ class ImageData(DataConfig, kind="images"):
         )
 
 
-def _checked(samples: Samples, role: Role, name: str, task: Task) -> Samples:
-    """`samples` with labels of the task, or none; they must have the shape that it has."""
-    if samples.shape != task.input_shape:
+def _checked(images: LabelledImages, role: Role, name: str, task: Task) -> LabelledImages:
+    """Return images of the task's shape, with labels of the task or, for OOD, with none."""
+    if images.shape != task.input_shape:
         raise DataError(
-            f"{name}: images of shape {samples.shape}, but the training images have "
+            f"{name}: images of shape {images.shape}, but the training images have "
             f"{task.input_shape}; image_size resizes image folders, other sets must match"
         )
     if role == "ood":
-        return samples.unlabelled()
-    if not samples.class_names:
+        return images.unlabelled()
+    if not images.class_names:
         raise DataError(f"{name}: no labels; list it under ood")
     try:
-        return samples.relabelled(task.class_names)
+        return images.relabelled(task.class_names)
     except KeyError as error:
         raise DataError(
             f"{name}: class {error} is not one of the training set; list it under ood"

@@ -20,15 +20,6 @@ from density_softmax.types import Source
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "ImagePreparation",
-    "ImageSet",
-    "Images",
-    "Samples",
-    "Statistics",
-    "check_labels",
-    "numerals",
-]
 
 Shape = tuple[int, int, int]
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
@@ -61,23 +52,23 @@ class ImagePreparation(Preparation):
         mean_, std_ = (torch.tensor(value).reshape(-1, 1, 1) for value in (self.mean, self.std))
         self._scale, self._shift = 1 / (255 * std_), mean_ / std_
 
-    def draw(self, num_samples: int, generator: torch.Generator) -> Tensor:
-        """Top, left and mirrored (0 or 1) for every sample, (samples, 3)."""
+    def sample_augmentations(self, num_samples: int, generator: torch.Generator) -> Tensor:
+        """Sample top, left and mirrored (0 or 1) for every image, (images, 3)."""
         corner = torch.randint(2 * self.padding + 1, (num_samples, 2), generator=generator)
         mirrored = torch.randint(2, (num_samples, 1), generator=generator)
         return torch.cat([corner, mirrored if self.flip else torch.zeros_like(mirrored)], dim=1)
 
-    def __call__(self, x: Tensor, draws: Tensor | None) -> Tensor:
-        """Floats (batch, channels, height, width) from bytes of that shape."""
-        if draws is not None and self.augment:
-            x = crop_and_flip(x, draws, self.padding)
+    def __call__(self, x: Tensor, augmentations: Tensor | None) -> Tensor:
+        """Turn bytes (batch, channels, height, width) into normalised floats of that shape."""
+        if augmentations is not None and self.augment:
+            x = _crop_and_flip(x, augmentations, self.padding)
         return x.float().mul_(self._scale.to(x.device)).sub_(self._shift.to(x.device))
 
 
-def crop_and_flip(x: Tensor, draws: Tensor, padding: int) -> Tensor:
-    """Each image mirrored, padded and cropped as its row (top, left, mirrored) of `draws` says."""
+def _crop_and_flip(x: Tensor, augmentations: Tensor, padding: int) -> Tensor:
+    """Mirror, pad and crop each image by its row (top, left, mirrored) of `augmentations`."""
     batch, channels, height, width = x.shape
-    top, left, mirrored = draws.unbind(dim=1)
+    top, left, mirrored = augmentations.unbind(dim=1)
     chosen = torch.arange(batch, device=x.device) + batch * mirrored
     padded = F.pad(torch.cat([x, x.flip(3)]).index_select(0, chosen), (padding,) * 4)
     # In the flattened batch a crop of one channel is one window: it starts `top` rows and `left`
@@ -91,14 +82,13 @@ def crop_and_flip(x: Tensor, draws: Tensor, padding: int) -> Tensor:
     return crops.unflatten(0, (batch, channels))
 
 
-class Samples(ABC):
-    """Labelled images, in memory or on disk. Without class names the labels mean nothing."""
+class LabelledImages(ABC):
+    """Images with labels, in memory or on disk. Without class names the labels mean nothing."""
 
     y: Tensor
     class_names: tuple[str, ...]
 
     def __len__(self) -> int:
-        """The number of images."""
         return len(self.y)
 
     @property
@@ -107,39 +97,40 @@ class Samples(ABC):
         """Channels, height and width of every image."""
 
     @abstractmethod
-    def sized(self, size: int | None, channels: int) -> Self:
-        """The same images, decoded to this size and depth where they are files."""
+    def resized(self, size: int | None, channels: int) -> Self:
+        """Return the same images; files are decoded to this height, width and depth."""
 
     @abstractmethod
-    def take(self, rows: Tensor) -> Self:
-        """The images at these places."""
+    def take(self, indices: Tensor) -> Self:
+        """Return the images with these indices."""
 
     @abstractmethod
     def statistics(self) -> Statistics:
-        """Mean and standard deviation of every channel, of pixel values between 0 and 1."""
+        """Return mean and standard deviation of every channel, pixels being between 0 and 1."""
 
     @abstractmethod
     def source(self, prepare: ImagePreparation, workers: int) -> Source:
-        """What serves these images in batches."""
+        """Return a source that reads these images in batches."""
 
     def relabelled(self, class_names: tuple[str, ...]) -> Self:
-        """The same images with labels that count in `class_names`; raises KeyError with the name.
+        """Return the same images with labels that are indices into `class_names`.
 
-        Classes are matched by name; classes that are called by plain numbers, by that number.
+        Classes are matched by name, classes named by plain numbers by that number. A class that
+        is not among `class_names` raises a KeyError with its name.
         """
         if not self.class_names or self.class_names == class_names:
             return self
-        places = {name: place for place, name in enumerate(class_names)}
-        if not set(self.class_names) <= set(places) and _are_numbers(self.class_names):
-            places |= {str(place): place for place in range(len(class_names))}
-        used = torch.tensor([places.get(name, -1) for name in self.class_names])
-        y = used[self.y]
+        index = {name: label for label, name in enumerate(class_names)}
+        are_numbers = all(name.isdecimal() for name in self.class_names)
+        if are_numbers and not set(self.class_names) <= set(index):
+            index |= {str(label): label for label in range(len(class_names))}
+        y = torch.tensor([index.get(name, -1) for name in self.class_names])[self.y]
         if y.numel() and y.min() < 0:
             raise KeyError(self.class_names[int(self.y[y.argmin()])])
         return self._with_labels(y, class_names)
 
     def unlabelled(self) -> Self:
-        """The same images with all labels −1."""
+        """Return the same images with all labels −1."""
         return self._with_labels(torch.full_like(self.y, -1), ())
 
     def _with_labels(self, y: Tensor, class_names: tuple[str, ...]) -> Self:
@@ -148,13 +139,13 @@ class Samples(ABC):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Images(Samples):
+class Images(LabelledImages):
     """Images in memory, or memory-mapped.
 
     Attributes:
         x: bytes, (images, channels, height, width).
         y: labels, (images,).
-        class_names: what the labels count in.
+        class_names: the name of each label.
     """
 
     x: Tensor
@@ -167,16 +158,16 @@ class Images(Samples):
         _, channels, height, width = self.x.shape
         return channels, height, width
 
-    def sized(self, size: int | None, channels: int) -> Images:
-        """Themselves: images in memory keep their size."""
+    def resized(self, size: int | None, channels: int) -> Images:
+        """Return the images unchanged: in memory they keep their size."""
         return self
 
-    def take(self, rows: Tensor) -> Images:
-        """The images at these places."""
-        return Images(self.x[rows], self.y[rows], self.class_names)
+    def take(self, indices: Tensor) -> Images:
+        """Return the images with these indices."""
+        return Images(self.x[indices], self.y[indices], self.class_names)
 
     def statistics(self) -> Statistics:
-        """Mean and standard deviation of every channel, exact, from the counts of the 256 bytes."""
+        """Return exact mean and standard deviation of every channel, from a histogram of bytes."""
         values = torch.arange(256, dtype=torch.float64) / 255
         means, stds = [], []
         for channel in self.x.unbind(dim=1):
@@ -189,44 +180,50 @@ class Images(Samples):
         return tuple(means), tuple(stds)
 
     def source(self, prepare: ImagePreparation, workers: int) -> Source:
-        """Batches cut from memory and prepared on the device."""
+        """Return a source that slices batches from memory and prepares them on the device."""
         return ArraySource(self.x, self.y, prepare)
 
 
 class ImageSet(ABC):
-    """A set of images in named parts: `train` and `test`, or `fog/3`, or simply `all`."""
+    """A set of images in named subsets: `train` and `test`, or `fog/3`, or simply `all`."""
 
     @property
-    @abstractmethod
-    def parts(self) -> tuple[str, ...]:
-        """The names of all parts."""
+    def subsets(self) -> tuple[str, ...]:
+        """The names of all subsets."""
+        return ("train", "test")
 
     @abstractmethod
-    def read(self, part: str) -> Samples:
-        """The images of one part, checked; errors name the bad file."""
+    def read(self, subset: str) -> LabelledImages:
+        """Return the images of one subset, checked; errors name the bad file."""
 
     @property
-    def default_parts(self) -> tuple[str, ...]:
-        """The parts meant by the bare name of the set, when it is evaluated on."""
-        return ("test",) if "test" in self.parts else self.parts
+    def default_subsets(self) -> tuple[str, ...]:
+        """The subsets that the bare name of the set means in an evaluation."""
+        return ("test",) if "test" in self.subsets else self.subsets
 
 
 def check_labels(y: Tensor, num_classes: int, path: Path) -> Tensor:
-    """`y` as int64, if every label is a class."""
+    """Return `y` as int64, after checking that every label is a class.
+
+    Args:
+        y: integer labels, (images,).
+        num_classes: labels must be below it.
+        path: the file that an error names.
+    """
     outside = (y < 0) | (y >= num_classes)
     if outside.any():
-        place = int(outside.nonzero()[0])
+        index = int(outside.nonzero()[0])
         raise DataError(
-            f"{path}: label {int(y[place])} of image {place} is not between 0 and "
+            f"{path}: label {int(y[index])} of image {index} is not between 0 and "
             f"{num_classes - 1}; replace the file"
         )
     return y.long()
 
 
 def numerals(num_classes: int) -> tuple[str, ...]:
-    """Names for classes that have none."""
+    """Return names for classes that have none: their numbers.
+
+    Args:
+        num_classes: how many names.
+    """
     return tuple(map(str, range(num_classes)))
-
-
-def _are_numbers(names: Sequence[str]) -> bool:
-    return all(name.isdecimal() for name in names)

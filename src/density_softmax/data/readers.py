@@ -1,69 +1,63 @@
-"""Where data files live, and arrays read from them without trusting them. Nothing is unpickled."""
+"""Image sets as arrays: CIFAR, SVHN, digits, and a user's own .npz files.
+
+Files are checked, never trusted: nothing is unpickled. An .npz file holds `x_train, y_train,
+x_test, y_test`, or `x` and `y` alone. Images are bytes (images, height, width, channels) with 3
+channels or 1, or (images, height, width). Labels are integers or strings, and the classes are
+their distinct values in order, unless an array `class_names` lists them. An OOD set needs no
+labels. Other arrays are ignored.
+"""
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
-import scipy.io
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from density_softmax.data.images import Images, ImageSet, check_labels, numerals
 from density_softmax.errors import DataError
 
-__all__ = [
-    "CIFAR10_CLASSES",
-    "CIFAR100_CLASSES",
-    "ROOT_VARIABLE",
-    "Cifar10",
-    "Cifar10p1",
-    "Cifar100",
-    "DataError",
-    "Digits",
-    "Report",
-    "Svhn",
-    "data_root",
-    "full_disk_named",
-    "is_disk_full",
-    "load_npy",
-    "load_npz",
-    "require",
-]
-
-ROOT_VARIABLE = "DENSITY_SOFTMAX_DATA"
-
-Report = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is to do."""
+Arrays = Mapping[str, NDArray[Any]]
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """Where data sets live: `root`, else $DENSITY_SOFTMAX_DATA, else ~/.cache/density-softmax."""
-    chosen = root or os.environ.get(ROOT_VARIABLE) or Path("~/.cache/density-softmax")
+    """Return the folder of data sets.
+
+    Args:
+        root: None takes $DENSITY_SOFTMAX_DATA, or else ~/.cache/density-softmax.
+    """
+    chosen = root or os.environ.get("DENSITY_SOFTMAX_DATA") or Path("~/.cache/density-softmax")
     return Path(chosen).expanduser()
 
 
 def require(path: Path, remedy: str) -> Path:
-    """`path`, if it is there."""
+    """Return `path`, after checking that it exists.
+
+    Args:
+        path: a file or folder.
+        remedy: what an error tells the user to do.
+    """
     if not path.exists():
         raise DataError(f"{path}: not found; {remedy}")
     return path
 
 
 def load_npy(path: Path, remedy: str = "replace it") -> NDArray[Any]:
-    """The array of an .npy file, memory-mapped: rows are read from disk when they are needed."""
+    """Memory-map the array of an .npy file: rows are read from disk when they are needed.
+
+    Args:
+        path: the file.
+        remedy: what an error tells the user to do.
+    """
     require(path, remedy)
     try:
         # Copy-on-write, because torch takes no read-only memory; nothing ever writes to it.
@@ -73,7 +67,11 @@ def load_npy(path: Path, remedy: str = "replace it") -> NDArray[Any]:
 
 
 def load_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file by name."""
+    """Read the arrays of an .npz file by name.
+
+    Args:
+        path: the file.
+    """
     require(path, "check the path")
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -85,24 +83,93 @@ def load_npz(path: Path) -> dict[str, NDArray[Any]]:
         ) from None
 
 
-@contextmanager
-def full_disk_named(path: Path) -> Iterator[None]:
-    """Turn the error of a full disk into one that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if not is_disk_full(error):
-            raise
-        free = shutil.disk_usage(path if path.exists() else path.parent).free
+def array_subsets(arrays: Arrays, path: Path) -> tuple[str, ...]:
+    """Return the subsets in an .npz file: `train` and `test`, or `all`.
+
+    Args:
+        arrays: its arrays by name.
+        path: the file that an error names.
+    """
+    if {"x_train", "y_train", "x_test", "y_test"} <= set(arrays):
+        return ("train", "test")
+    if "x" in arrays:
+        return ("all",)
+    raise DataError(
+        f"{path}: holds {', '.join(sorted(arrays)) or 'nothing'}; it needs x and y, or x_train, "
+        "y_train, x_test and y_test"
+    )
+
+
+def class_order(labels: Iterable[str]) -> tuple[str, ...]:
+    """Return the distinct labels, sorted as numbers if all are numbers, otherwise as text.
+
+    Args:
+        labels: in any order, repeated or not.
+    """
+    distinct = set(labels)
+    numeric = all(label.lstrip("-").isdecimal() for label in distinct)
+    return tuple(sorted(distinct, key=int if numeric else None))
+
+
+@final
+@dataclass(frozen=True)
+class NpzImages(ImageSet):
+    """The images of an .npz file."""
+
+    path: Path
+
+    @cached_property
+    def _arrays(self) -> Arrays:
+        return load_npz(self.path)
+
+    @property
+    def subsets(self) -> tuple[str, ...]:
+        """`train` and `test`, or `all`."""
+        return array_subsets(self._arrays, self.path)
+
+    def read(self, subset: str) -> Images:
+        """Return the images of one subset."""
+        assert subset in self.subsets
+        suffix = "" if subset == "all" else f"_{subset}"
+        x = _image_bytes(self._arrays[f"x{suffix}"], self.path)
+        names = self._class_names()
+        y = self._arrays.get(f"y{suffix}")
+        if y is None:
+            return Images(x, torch.full((len(x),), -1), ())
+        if y.shape != (len(x),):
+            raise DataError(
+                f"{self.path}: y{suffix} has shape {y.shape}, but x{suffix} holds {len(x)} images"
+            )
+        return Images(x, self._labels(y, names), names)
+
+    def _class_names(self) -> tuple[str, ...]:
+        if "class_names" in self._arrays:
+            return tuple(map(str, self._arrays["class_names"]))
+        labels = [self._arrays[name] for name in ("y", "y_train", "y_test") if name in self._arrays]
+        return class_order(str(label) for array in labels for label in np.unique(array))
+
+    def _labels(self, y: NDArray[Any], names: tuple[str, ...]) -> Tensor:
+        if "class_names" in self._arrays and y.dtype.kind in "iu":
+            return check_labels(torch.from_numpy(y.astype(np.int64)), len(names), self.path)
+        index = {name: label for label, name in enumerate(names)}
+        values, inverse = np.unique(y, return_inverse=True)
+        if unknown := [value for value in values if str(value) not in index]:
+            raise DataError(
+                f"{self.path}: label '{unknown[0]}' is not in class_names; "
+                f"there are: {', '.join(names)}"
+            )
+        return torch.tensor([index[str(value)] for value in values])[torch.from_numpy(inverse)]
+
+
+def _image_bytes(x: NDArray[Any], path: Path) -> Tensor:
+    if x.ndim == 3:
+        x = x[..., None]
+    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] not in (1, 3):
         raise DataError(
-            f"{path}: no space left on the disk ({free:,} bytes free); make room and run the same "
-            "command to continue"
-        ) from None
-
-
-def is_disk_full(error: Exception) -> bool:
-    """Whether the disk, or the user's share of it, is used up."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            f"{path}: images are {x.dtype} of shape {x.shape}; they must be uint8 of shape "
+            "(images, height, width) or (images, height, width, 1 or 3 channels)"
+        )
+    return torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
 
 
 # Words in a row read better than a hundred quoted strings.
@@ -128,14 +195,9 @@ class Cifar10(ImageSet):
 
     root: Path
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The official split."""
-        return ("train", "test")
-
-    def read(self, part: str) -> Images:
-        """50,000 training or 10,000 test images."""
-        names = [f"data_batch_{i}" for i in range(1, 6)] if part == "train" else ["test_batch"]
+    def read(self, subset: str) -> Images:
+        """Return 50,000 training or 10,000 test images."""
+        names = [f"data_batch_{i}" for i in range(1, 6)] if subset == "train" else ["test_batch"]
         batches = [
             _read_records(self.root / "cifar-10-batches-bin" / f"{name}.bin", 10_000, 1, 10)
             for name in names
@@ -151,15 +213,10 @@ class Cifar100(ImageSet):
 
     root: Path
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The official split."""
-        return ("train", "test")
-
-    def read(self, part: str) -> Images:
-        """50,000 training or 10,000 test images with their fine labels."""
-        num_images = {"train": 50_000, "test": 10_000}[part]
-        path = self.root / "cifar-100-binary" / f"{part}.bin"
+    def read(self, subset: str) -> Images:
+        """Return 50,000 training or 10,000 test images with their fine labels."""
+        num_images = {"train": 50_000, "test": 10_000}[subset]
+        path = self.root / "cifar-100-binary" / f"{subset}.bin"
         return Images(*_read_records(path, num_images, 2, 100), CIFAR100_CLASSES)
 
 
@@ -172,12 +229,12 @@ class Cifar10p1(ImageSet):
     version: Literal["v4", "v6"]
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """There is a test set only."""
+    def subsets(self) -> tuple[str, ...]:
+        """There is only a test set."""
         return ("test",)
 
-    def read(self, part: str) -> Images:
-        """2,021 images (v4), or 2,000 balanced ones (v6)."""
+    def read(self, subset: str) -> Images:
+        """Return 2,021 images (v4), or 2,000 balanced ones (v6)."""
         num_images = {"v4": 2021, "v6": 2000}[self.version]
         stem = self.root / "CIFAR-10.1" / f"cifar10.1_{self.version}"
         remedy = _remedy(f"cifar10.1-{self.version}")
@@ -194,7 +251,7 @@ class Cifar10p1(ImageSet):
 def _read_records(
     path: Path, num_images: int, num_labels: int, num_classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Images and (last) labels of a file of records: the labels, a byte each, and the pixels."""
+    """Read images and last labels from records of labels, a byte each, and pixels."""
     remedy = _remedy(f"cifar{num_classes}")
     require(path, remedy)
     length = num_labels + PIXELS
@@ -212,30 +269,25 @@ def _remedy(name: str) -> str:
     return f"run `density-softmax data fetch {name}`"
 
 
-NUM_IMAGES = {"train": 73_257, "test": 26_032}
-REMEDY = "run `density-softmax data fetch svhn`"
+SVHN_IMAGES = {"train": 73_257, "test": 26_032}
 
 
 @final
 @dataclass(frozen=True)
 class Svhn(ImageSet):
-    """Netzer et al. 2011, format 2: `svhn/train_32x32.mat` and `svhn/test_32x32.mat`."""
+    """Netzer et al. 2011, format 2, without the extra images: `svhn/<subset>_32x32.mat`."""
 
     root: Path
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The official split, without the extra images."""
-        return ("train", "test")
-
-    def read(self, part: str) -> Images:
-        """73,257 training or 26,032 test images; the digit 0, stored as 10, is class 0."""
-        path = self.root / "svhn" / f"{part}_32x32.mat"
+    def read(self, subset: str) -> Images:
+        """Return 73,257 training or 26,032 test images; the digit 0, stored as 10, is class 0."""
+        path = self.root / "svhn" / f"{subset}_32x32.mat"
         x, y = _load_mat(path)
-        if x.shape != (32, 32, 3, NUM_IMAGES[part]) or x.dtype != np.uint8 or y.size != x.shape[3]:
+        shape = (32, 32, 3, SVHN_IMAGES[subset])
+        if x.shape != shape or x.dtype != np.uint8 or y.size != shape[3]:
             raise DataError(
                 f"{path}: {x.dtype} of shape {x.shape} with {y.size} labels, where there should "
-                f"be bytes of shape (32, 32, 3, {NUM_IMAGES[part]}); {REMEDY}"
+                f"be bytes of shape {shape}; {_remedy('svhn')}"
             )
         digits = torch.from_numpy(y.reshape(-1).astype(np.int64))
         labels = check_labels(digits, 11, path) % 10
@@ -244,7 +296,10 @@ class Svhn(ImageSet):
 
 
 def _load_mat(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    require(path, REMEDY)
+    import scipy.io
+
+    remedy = _remedy("svhn")
+    require(path, remedy)
     try:
         arrays = scipy.io.loadmat(path, variable_names=["X", "y"])
         return arrays["X"], arrays["y"]
@@ -252,11 +307,8 @@ def _load_mat(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     except Exception as error:
         raise DataError(
             f"{path}: truncated or not an SVHN .mat file ({type(error).__name__}: {error}); "
-            f"{REMEDY}"
+            f"{remedy}"
         ) from None
-
-
-NUM_TEST = 450
 
 
 @final
@@ -264,24 +316,21 @@ NUM_TEST = 450
 class Digits(ImageSet):
     """1,797 grey images of 8×8 (Alpaydin & Kaynak 1998), 450 of them for testing.
 
-    The set has no official split; ours is a fixed random one, the same for every seed.
+    The set has no official split; ours is random but fixed, the same for every seed.
     """
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Our fixed split."""
-        return ("train", "test")
-
-    def read(self, part: str) -> Images:
-        """1,347 training or 450 test images; their 17 levels of grey spread over a byte."""
-        pixels, y = _load()
+    def read(self, subset: str) -> Images:
+        """Return 1,347 training or 450 test images, their 17 grey levels scaled to a byte."""
+        pixels, y = _load_digits()
         order = np.random.default_rng(0).permutation(len(y))
-        rows = order[:NUM_TEST] if part == "test" else order[NUM_TEST:]
+        rows = order[:450] if subset == "test" else order[450:]
         x = np.rint(pixels[rows] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
         return Images(torch.from_numpy(x), torch.from_numpy(y[rows]).long(), numerals(10))
 
 
 @cache
-def _load() -> tuple[NDArray[Any], NDArray[Any]]:
+def _load_digits() -> tuple[NDArray[Any], NDArray[Any]]:
+    from sklearn.datasets import load_digits
+
     pixels, y = load_digits(return_X_y=True)
     return pixels, y

@@ -20,12 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from density_softmax.data.own import array_parts, class_order
-from density_softmax.data.readers import DataError, load_npz, require
-from density_softmax.data.sources import ArraySource, DataConfig, named_apart, split_off
+from density_softmax.data.readers import array_subsets, class_order, load_npz, require
+from density_softmax.data.sources import ArraySource, DataConfig, checked_splits, hold_out
+from density_softmax.errors import DataError
 from density_softmax.types import Data, Split, Task
-
-__all__ = ["Columns", "Rows", "Standardization", "Table", "read_table"]
 
 
 class Standardization(NamedTuple):
@@ -36,14 +34,15 @@ class Standardization(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> Standardization:
-        """From rows in float64; a constant feature is left unscaled, however its mean rounds."""
+        """Compute it from rows in float64; a constant feature is not scaled."""
         std = x.std(dim=0, correction=0)
+        # Rounding of the mean can give a constant feature a tiny deviation.
         varies = (x.amax(dim=0) > x.amin(dim=0)) & (std > 0)
         return cls(x.mean(dim=0), torch.where(varies, std, torch.ones_like(std)))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Standardised features in float32."""
-        # Only now: float32 counts today's time in steps of two minutes.
+        """Return standardised features in float32."""
+        # Converted last: float32 resolves a timestamp of today to two minutes only.
         return ((x.double() - self.mean) / self.std).float()
 
 
@@ -58,9 +57,9 @@ class Rows(NamedTuple):
     """Feature vectors with their labels.
 
     Attributes:
-        file: where they are from.
-        columns: what they are called.
-        x: (rows, features), float64.
+        file: that they are from.
+        columns: the names of their columns.
+        x: float64, (rows, features).
         labels: one per row; None if there are none.
     """
 
@@ -69,35 +68,35 @@ class Rows(NamedTuple):
     x: Tensor
     labels: tuple[str, ...] | None
 
-    def take(self, rows: Tensor) -> Rows:
-        """The rows at these places."""
-        labels = self.labels and tuple(self.labels[row] for row in rows.tolist())
-        return self._replace(x=self.x[rows], labels=labels)
+    def take(self, indices: Tensor) -> Rows:
+        """Return the rows with these indices."""
+        labels = self.labels and tuple(self.labels[index] for index in indices.tolist())
+        return self._replace(x=self.x[indices], labels=labels)
 
     def source(self, task: Task, prepare: Standardization, labelled: bool = True) -> ArraySource:
-        """What serves these rows in batches, with labels of the task or with none."""
+        """Return a source of these rows, with labels of the task or with none."""
         if not labelled:
             return ArraySource(prepare(self.x), torch.full((len(self.x),), -1))
         if self.labels is None:
             raise DataError(f"{self.file}: no column '{self.columns.label}'; list it under ood")
-        places = {name: place for place, name in enumerate(task.class_names)}
-        if unknown := set(self.labels) - set(places):
+        index = {name: label for label, name in enumerate(task.class_names)}
+        if unknown := set(self.labels) - set(index):
             raise DataError(
                 f"{self.file}: label '{min(unknown)}' is not one of the training set; "
                 f"there are: {', '.join(task.class_names)}"
             )
-        y = torch.tensor([places[label] for label in self.labels])
+        y = torch.tensor([index[label] for label in self.labels])
         return ArraySource(prepare(self.x), y)
 
 
 @final
 @dataclass(frozen=True)
 class Table(DataConfig, kind="table"):
-    """Feature vectors from files, standardised with the moments of the rows trained on.
+    """Feature vectors from files, standardised with the moments of the training rows.
 
     Attributes:
         train: the file to learn from.
-        test: the file for the split `iid`; null takes the test part of an .npz file, or
+        test: the file for the split `iid`; null takes the test rows of an .npz file, or
             `test_fraction` of the training rows.
         shifts: files of the same classes under other conditions.
         ood: files of anything else; their labels are not used.
@@ -115,18 +114,18 @@ class Table(DataConfig, kind="table"):
     test_fraction: float = 0.2
 
     def load(self, seed: int) -> Data:
-        """Training and held-out rows, and the test, shifted and OOD tables."""
+        """Load training and held-out rows, and the test, shifted and OOD tables."""
         train, test = self._in_domain()
         task = Task(class_order(train.labels or ()), (len(train.columns.features),))
         if task.num_classes < 2:
             raise DataError(f"{self.train}: classes {task.class_names}; training needs two")
-        kept, heldout = split_off(len(train.x), self.heldout, seed, self.train)
+        kept, heldout = hold_out(len(train.x), self.heldout, seed, self.train)
         prepare = Standardization.of(train.x[kept])
         return Data(
             task=task,
             train=train.take(kept).source(task, prepare),
             heldout=train.take(heldout).source(task, prepare),
-            splits=named_apart(
+            splits=checked_splits(
                 Split("iid", "iid", test.source(task, prepare)),
                 *_splits(self.shifts, "shift", train.columns, task, prepare),
                 *_splits(self.ood, "ood", train.columns, task, prepare),
@@ -140,14 +139,13 @@ class Table(DataConfig, kind="table"):
         )
 
     def _in_domain(self) -> tuple[Rows, Rows]:
-        parts = read_table(Path(self.train), self.label)
-        if "train" in parts:
-            train, test = parts["train"], parts["test"]
+        subsets = read_table(Path(self.train), self.label)
+        train = subsets.get("train") or subsets["all"]
+        if "test" in subsets:
+            test = subsets["test"]
         elif self.test is None:
-            kept, tested = split_off(len(parts["all"].x), self.test_fraction, 0, self.train)
-            train, test = parts["all"].take(kept), parts["all"].take(tested)
-        else:
-            train = parts["all"]
+            kept, tested = hold_out(len(train.x), self.test_fraction, 0, self.train)
+            train, test = train.take(kept), train.take(tested)
         if self.test is not None:
             test = _to_evaluate(self.test, train.columns)
         return train, test
@@ -156,7 +154,7 @@ class Table(DataConfig, kind="table"):
 def read_table(
     path: Path, label: str | None = None, like: Columns | None = None
 ) -> dict[str, Rows]:
-    """The parts of a table: `train` and `test` of an .npz file that has them, otherwise `all`.
+    """Read a table: `train` and `test` of an .npz file that has them, otherwise `all`.
 
     Args:
         path: a .csv or .npz file.
@@ -166,14 +164,14 @@ def read_table(
     path = require(path.expanduser(), "check the path")
     if path.suffix not in (".csv", ".npz"):
         raise DataError(f"{path}: a table is a .csv or an .npz file")
-    parts = _read_npz(path) if path.suffix == ".npz" else _read_csv(path, label, like)
-    for rows in parts.values():
+    subsets = _read_npz(path) if path.suffix == ".npz" else _read_csv(path, label, like)
+    for rows in subsets.values():
         if like is not None and rows.x.shape[1] != len(like.features):
             raise DataError(
                 f"{path}: shape {tuple(rows.x.shape[1:])}, but the training rows have "
                 f"{(len(like.features),)}"
             )
-    return parts
+    return subsets
 
 
 def _splits(
@@ -189,15 +187,15 @@ def _splits(
 
 
 def _to_evaluate(file: str, columns: Columns) -> Rows:
-    parts = read_table(Path(file), columns.label, columns)
-    return parts["test"] if "test" in parts else parts["all"]
+    subsets = read_table(Path(file), columns.label, columns)
+    return subsets["test"] if "test" in subsets else subsets["all"]
 
 
 def _read_npz(path: Path) -> dict[str, Rows]:
     arrays = load_npz(path)
-    parts = {}
-    for part in array_parts(arrays, path):
-        suffix = "" if part == "all" else f"_{part}"
+    subsets = {}
+    for subset in array_subsets(arrays, path):
+        suffix = "" if subset == "all" else f"_{subset}"
         x, y = arrays[f"x{suffix}"], arrays.get(f"y{suffix}")
         if x.ndim != 2 or x.dtype.kind not in "iuf" or not np.isfinite(x).all():
             raise DataError(
@@ -207,8 +205,8 @@ def _read_npz(path: Path) -> dict[str, Rows]:
         if y is not None and y.shape != (len(x),):
             raise DataError(f"{path}: y{suffix} has shape {y.shape} for {len(x)} rows")
         columns = Columns(tuple(map(str, range(x.shape[1]))), "y")
-        parts[part] = _rows(path, columns, x, None if y is None else list(map(str, y)))
-    return parts
+        subsets[subset] = _rows(path, columns, x, None if y is None else list(map(str, y)))
+    return subsets
 
 
 def _read_csv(path: Path, label: str | None, like: Columns | None) -> dict[str, Rows]:
@@ -217,19 +215,23 @@ def _read_csv(path: Path, label: str | None, like: Columns | None) -> dict[str, 
         label = label if label is not None else header[-1]
         _column(header, label, path)
         like = Columns(tuple(name for name in header if name != label), label)
-    places = [_column(header, name, path) for name in like.features]
-    x = _numbers([[cells[place] for place in places] for _, cells in lines])
-    if x is None or not np.isfinite(x).all():
-        raise DataError(_bad_cell(path, header, places, lines))
+    numeric = [_column(header, name, path) for name in like.features]
+    x = np.array([[_number(cells[column]) for column in numeric] for _, cells in lines])
+    if len(bad := np.argwhere(np.isnan(x))):
+        (line, cells), column = lines[bad[0, 0]], numeric[bad[0, 1]]
+        raise DataError(
+            f"{path}: line {line}, column '{header[column]}': '{cells[column]}' is not a finite "
+            "number; encode categories as numbers and fill or drop missing values"
+        )
     labels = None
     if like.label in header:
-        place = header.index(like.label)
-        labels = [cells[place] for _, cells in lines]
+        column = header.index(like.label)
+        labels = [cells[column] for _, cells in lines]
     return {"all": _rows(path, like, x, labels)}
 
 
 def _csv_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header, and every other line that is not empty with its number."""
+    """Read the header, and every other line that is not empty with its number."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -239,7 +241,7 @@ def _csv_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     if len(lines) < 2:
         raise DataError(f"{path}: needs a line of column names and at least one row")
     header = lines[0][1]
-    if len(header) < 2 or all(_is_number(name) for name in header[:-1]):
+    if len(header) < 2 or not any(math.isnan(_number(name)) for name in header[:-1]):
         raise DataError(f"{path}: line 1 is '{','.join(header)}'; it must name the columns")
     for number, cells in lines[1:]:
         if len(cells) != len(header):
@@ -254,31 +256,13 @@ def _column(header: Sequence[str], name: str, path: Path) -> int:
     return header.index(name)
 
 
-def _numbers(cells: list[list[str]]) -> NDArray[np.float64] | None:
+def _number(text: str) -> float:
+    """Parse a cell; NaN if it is not a finite number."""
     try:
-        return np.array(cells, dtype=np.float64)
+        value = float(text)
     except ValueError:
-        return None
-
-
-def _bad_cell(
-    path: Path, header: list[str], places: list[int], lines: list[tuple[int, list[str]]]
-) -> str:
-    for number, cells in lines:
-        for place in places:
-            if not _is_number(cells[place]):
-                return (
-                    f"{path}: line {number}, column '{header[place]}': '{cells[place]}' is not a "
-                    "finite number; encode categories as numbers and fill or drop missing values"
-                )
-    raise AssertionError("every cell is a number")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+        return math.nan
+    return value if math.isfinite(value) else math.nan
 
 
 def _rows(path: Path, columns: Columns, x: NDArray[Any], labels: list[str] | None) -> Rows:

@@ -8,14 +8,11 @@ from typing import Literal, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import make_moons
 from torch import Tensor
 
 from density_softmax.config import at_least
-from density_softmax.data.sources import ArraySource, DataConfig, split_off
+from density_softmax.data.sources import ArraySource, DataConfig, hold_out
 from density_softmax.types import Data, Split, Task
-
-__all__ = ["GRID_EXTENT", "GRID_SIZE", "Toy"]
 
 # The evaluation grid of the surfaces: [−3, 3] × [−2, 2] with 100 points a side.
 GRID_EXTENT = (-3.0, 3.0, -2.0, 2.0)
@@ -32,7 +29,7 @@ class Toy(DataConfig, kind="toy"):
 
     Attributes:
         shape: which of the two sets.
-        num_points: training points; the in-domain test set is a fresh one of the same size.
+        num_points: training points; the in-domain test set is another one of the same size.
         heldout: share of the training points kept for calibration.
     """
 
@@ -45,11 +42,11 @@ class Toy(DataConfig, kind="toy"):
         at_least(self, num_points=1)
 
     def load(self, seed: int) -> Data:
-        """Training, held-out, test and OOD points, and the evaluation grid."""
+        """Generate training, held-out, test and OOD points, and the evaluation grid."""
         # Independent streams: asking for more test points does not change the training points.
         train, test, far = (np.random.default_rng([seed, stream]) for stream in range(3))
         x, y = _tensors(*self._in_domain(train))
-        kept, heldout = split_off(len(x), self.heldout, seed, self.shape)
+        kept, heldout = hold_out(len(x), self.heldout, seed, self.shape)
         return Data(
             task=Task(class_names=("0", "1"), input_shape=(2,)),
             train=ArraySource(x[kept], y[kept]),
@@ -62,23 +59,17 @@ class Toy(DataConfig, kind="toy"):
         )
 
     def _in_domain(self, rng: np.random.Generator) -> tuple[Points, Labels]:
-        return (
-            _moons(self.num_points, rng)
-            if self.shape == "two_moons"
-            else _ovals(self.num_points, rng)
-        )
+        generate = _moons if self.shape == "two_moons" else _ovals
+        return generate(self.num_points, rng)
 
-    def _out_of_domain(self, rng: np.random.Generator, num_points: int = 500) -> Points:
-        mean, variance = (
-            ((1.0, -1.5), (0.1, 0.001))
-            if self.shape == "two_moons"
-            else ((0.0, -1.25), (0.5, 0.001))
-        )
-        return _cluster(mean, variance, num_points, rng)
+    def _out_of_domain(self, rng: np.random.Generator) -> Points:
+        if self.shape == "two_moons":
+            return _cluster((1.0, -1.5), (0.1, 0.001), 500, rng)
+        return _cluster((0.0, -1.25), (0.5, 0.001), 500, rng)
 
 
 def grid() -> Points:
-    """The evaluation grid, row by row from the lower left."""
+    """Return the points of the evaluation grid, row by row from the lower left."""
     left, right, bottom, top = GRID_EXTENT
     xs, ys = np.linspace(left, right, GRID_SIZE), np.linspace(bottom, top, GRID_SIZE)
     return np.stack(np.meshgrid(xs, ys), axis=-1).reshape(-1, 2)
@@ -86,6 +77,8 @@ def grid() -> Points:
 
 def _moons(num_points: int, rng: np.random.Generator) -> tuple[Points, Labels]:
     """Interleaved half circles with noise .1, pulled apart by (∓.1, ±.2)."""
+    from sklearn.datasets import make_moons
+
     x, y = make_moons(num_points, noise=0.1, random_state=int(rng.integers(2**31)))
     return x + np.where(y[:, None] == 0, [-0.1, 0.2], [0.1, -0.2]), y
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from density_softmax.benchmark import load_run
-from density_softmax.data.sources import as_source
+from density_softmax.data.loaders import as_source
 from density_softmax.deploy.artifacts import Artifact, OnnxArtifact, Pt2Artifact
 from density_softmax.deploy.folding import fold_all
 from density_softmax.deploy.graph import Graph, as_read, trace
@@ -26,6 +25,7 @@ from density_softmax.engine.progress import Bars
 from density_softmax.errors import UserError
 from density_softmax.files import write_bytes
 from density_softmax.methods.base import Method
+from density_softmax.runs.run import Run
 from density_softmax.serve.card import Card, Normalisation, thresholds_of
 from density_softmax.serve.predictor import Answer
 from density_softmax.types import Data, Source
@@ -233,13 +233,12 @@ def _notes(
     return notes if change is None else {**notes, "int8": change._asdict()}
 
 
-def export_run(run: Path, file: Path, *, int8: bool = False, progress: bool = True) -> Exported:
+def export_run(run: Run, file: Path, *, int8: bool = False, progress: bool = True) -> Exported:
     """Export the model of a run, with all that its data say about it."""
-    recipe, seed, method = load_run(run)
-    data = recipe.load_data(seed)
+    data = run.data
     rows = range(min(8, len(data.heldout)))
     return export(
-        method,
+        run.load(),
         file,
         example=next(data.heldout.read([rows], torch.device("cpu"))).x,
         heldout=data.heldout,
@@ -262,18 +261,17 @@ class RunPredictor:
     card: Card
 
     @classmethod
-    def of(cls, run: Path, threads: int = 0) -> RunPredictor:
+    def of(cls, run: Run, threads: int = 0) -> RunPredictor:
         """From a run directory; the held-out data of its recipe give the thresholds.
 
         One process serves, with so many CPU threads, 0 for all, however many trained the run.
         """
-        recipe, seed, method = load_run(run)
-        data = recipe.load_data(seed)
-        fabric = start(replace(recipe.engine.in_one_process(), threads=threads or None))
+        method, engine = run.load(), run.recipe.engine
+        fabric = start(replace(engine.in_one_process(), threads=threads or None))
         fabric.to_device(method)
-        prediction, _ = predict(fabric, method, data.heldout, recipe.engine.predict_batch_size)
+        prediction, _ = predict(fabric, method, run.data.heldout, engine.predict_batch_size)
         thresholds = thresholds_of(prediction.epistemic.numpy())
-        return cls(method, _run_card(method, data, thresholds))
+        return cls(method, _run_card(method, run.data, thresholds))
 
     def predict(self, x: NDArray[Any]) -> Answer:
         """Probabilities and uncertainties of a batch of prepared inputs."""

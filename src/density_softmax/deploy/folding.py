@@ -25,7 +25,7 @@ from density_softmax.nn.execution import full_precision
 from density_softmax.nn.layers.surgery import replace_layers
 from density_softmax.nn.lipschitz import spectral
 from density_softmax.nn.softmax.scale import QuantileScale, RangeScale
-from density_softmax.nn.softmax.typicality import Evidence, in_columns
+from density_softmax.nn.softmax.typicality import Typicality, in_columns
 from density_softmax.training import Stage
 
 __all__ = [
@@ -111,10 +111,10 @@ def fuse_flows(network: nn.Module, example: Tensor) -> list[str]:
 
 @torch.no_grad()
 def fuse_gaussians(network: nn.Module, example: Tensor) -> list[str]:
-    """Let all experts of an evidence that are Gaussians be one matrix product."""
+    """Let all experts of a typicality that are Gaussians be one matrix product."""
 
     def rule(name: str, layer: nn.Module) -> nn.Module | None:
-        if not isinstance(layer, Evidence):
+        if not isinstance(layer, Typicality):
             return None
         kinds = {type(density) for density in layer.densities.values()}
         return FusedGaussians(layer) if kinds == {GaussianDensity} else None
@@ -219,14 +219,14 @@ class FusedGaussians(nn.Module):
     holds what does not depend on the input.
     """
 
-    def __init__(self, evidence: Evidence) -> None:
+    def __init__(self, typicality: Typicality) -> None:
         super().__init__()
-        begin = min(columns.start for columns in evidence.columns)
-        self.columns = slice(begin, max(columns.stop for columns in evidence.columns))
+        begin = min(columns.start for columns in typicality.columns)
+        self.columns = slice(begin, max(columns.stop for columns in typicality.columns))
         width = self.columns.stop - begin
-        weight = evidence.weight.double()
-        center, blocks, height = torch.zeros(width), [], -weight @ evidence.center.double()
-        gaussians = zip(evidence.densities.values(), evidence.columns, weight, strict=False)
+        weight = typicality.weight.double()
+        center, blocks, height = torch.zeros(width), [], -weight @ typicality.center.double()
+        gaussians = zip(typicality.densities.values(), typicality.columns, weight, strict=False)
         for gaussian, columns, share in gaussians:
             assert isinstance(gaussian, GaussianDensity)
             own = slice(columns.start - begin, columns.stop - begin)
@@ -238,10 +238,10 @@ class FusedGaussians(nn.Module):
         self.register_buffer("center", center)
         self.register_buffer("whitening", torch.cat(blocks).float())
         self.register_buffer("height", height.float())
-        self.register_buffer("energy", weight[-1].float() if evidence.energy else None)
+        self.register_buffer("energy", weight[-1].float() if typicality.energy else None)
 
     def forward(self, features: Tensor, logits: Tensor) -> Tensor:
-        """The evidence of each sample."""
+        """The typicality of each sample."""
         own = fast_buffers(self)
         with full_precision(features):
             z = in_columns(features, self.columns).float()

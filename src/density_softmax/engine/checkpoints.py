@@ -1,10 +1,10 @@
-"""The memory of a run: what is finished, and how far the stage under way has come."""
+"""Checkpoints of a run: its finished stages, and how far the stage under way has come."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from density_softmax.errors import UserError
 from density_softmax.files import StorageError, load_tensors, save_tensors, under, write_text
-
-__all__ = ["Checkpoints", "Epoch", "StageRecord"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Checkpoints:
         self.finished: list[StageRecord] = []
         self.epochs: list[Epoch] = []
         if directory is not None and self._progress().exists():
-            self._read(self._progress(), resume)
+            self._read(resume)
 
     def restore(self, method: nn.Module) -> None:
         """Load what the last finished stage left."""
@@ -73,30 +71,12 @@ class Checkpoints:
             return
         record = self.finished[-1]
         try:
-            method.load_state_dict(self._left_by(record))
+            method.load_state_dict(self.left_by(record))
         except RuntimeError as error:
             raise StorageError(
                 f"{self._file(record.name)}: was written by another version, or is another "
                 f"method's ({str(error).splitlines()[-1].strip()}); {_AGAIN}"
             ) from None
-
-    def has_first_stage(self) -> bool:
-        """Whether the first stage is finished, and what it left is there for others."""
-        return bool(self.finished) and self._file(self.finished[0].name).is_file()
-
-    def take_over(self, donor: Checkpoints, method: nn.Module, parts: Collection[str]) -> None:
-        """Begin after the first stage of another run: its `parts` of the method, cost and epochs.
-
-        The other parts of `method`, which that stage does not change, are as they were built.
-        """
-        stage, state = donor.finished[0], method.state_dict()
-        left = {k: v for k, v in donor._left_by(stage).items() if k.partition(".")[0] in parts}
-        if left.keys() != {name for name in state if name.partition(".")[0] in parts}:
-            raise StorageError(f"{donor.directory}: made by another version; train without it")
-        method.load_state_dict(state | left)
-        self.epochs = [epoch for epoch in donor.epochs if epoch.stage == stage.name]
-        origin = stage.taken_from or str(donor.directory)
-        self.finish(method, stage.name, stage.seconds, stage.peak_memory, origin)
 
     def finish(
         self,
@@ -166,8 +146,8 @@ class Checkpoints:
         best = under("best.", tensors)
         return int(metadata["done"]), float(metadata["seconds"]), best
 
-    def _left_by(self, stage: StageRecord) -> dict[str, Tensor]:
-        """The state of the method after a stage."""
+    def left_by(self, stage: StageRecord) -> dict[str, Tensor]:
+        """The state of the method after a finished stage, checked against its checksum."""
         file = self._file(stage.name)
         if file.exists() and _sha256(file) != stage.sha256:
             raise StorageError(f"{file}: truncated or changed since it was written; {_AGAIN}")
@@ -181,21 +161,16 @@ class Checkpoints:
         assert self.directory is not None
         return self.directory / "progress.json"
 
-    def _read(self, file: Path, resume: bool) -> None:
-        try:
-            progress = json.loads(file.read_text(encoding="utf-8"))
-            finished = [StageRecord(**record) for record in progress["finished"]]
-            self.epochs = [Epoch(**epoch) for epoch in progress["epochs"]]
-            identity = progress["identity"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise StorageError(f"{file}: not readable ({error}); {_AGAIN}") from None
-        if identity != self.identity:
-            raise UserError(f"{file.parent}: belongs to another run; choose another directory")
+    def _read(self, resume: bool) -> None:
+        assert self.directory is not None
+        progress = read_progress(self.directory)
+        if progress.identity != self.identity:
+            raise UserError(f"{self.directory}: belongs to another run; choose another directory")
         if not resume:
             raise UserError(
-                f"{file.parent}: holds this run already; resume it or choose another directory"
+                f"{self.directory}: holds this run already; resume it or choose another directory"
             )
-        self.finished = finished
+        self.finished, self.epochs = progress.finished, progress.epochs
 
     def _write(self) -> None:
         names = {record.name for record in self.finished}
@@ -208,6 +183,24 @@ class Checkpoints:
 
 
 _AGAIN = "delete the run's directory and train again"
+
+
+def read_progress(directory: Path) -> Checkpoints:
+    """The checkpoints that a directory holds, whoever's they are.
+
+    Args:
+        directory: of a run.
+    """
+    file = directory / "progress.json"
+    try:
+        progress = json.loads(file.read_text(encoding="utf-8"))
+        found = Checkpoints(None, progress["identity"])
+        found.finished = [StageRecord(**record) for record in progress["finished"]]
+        found.epochs = [Epoch(**epoch) for epoch in progress["epochs"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{file}: not readable ({error}); {_AGAIN}") from None
+    found.directory = directory
+    return found
 
 
 def _sha256(file: Path) -> str:

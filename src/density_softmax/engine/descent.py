@@ -22,8 +22,6 @@ from density_softmax.methods.base import Method
 from density_softmax.training import Stage, Train, Values
 from density_softmax.types import Batch, Source
 
-__all__ = ["Descender", "Setting", "check_trainable", "only_trainable"]
-
 # Before the name of a monitored value in the record of epochs.
 HELDOUT = "heldout_"
 
@@ -272,7 +270,11 @@ class Descender:
 
 
 def check_trainable(stages: Iterable[Stage]) -> None:
-    """Refuse a stage that has nothing left to train, because all of it was frozen before."""
+    """Refuse a stage that has nothing left to train, because all of it was frozen before.
+
+    Args:
+        stages: of a method.
+    """
     for stage in stages:
         if isinstance(stage, Train) and not any(p.requires_grad for p in stage.parameters):
             raise UserError(
@@ -283,7 +285,12 @@ def check_trainable(stages: Iterable[Stage]) -> None:
 
 @contextlib.contextmanager
 def only_trainable(method: nn.Module, stage: Train) -> Iterator[None]:
-    """Inside, the stage's parameters require gradients, except those that their owner froze."""
+    """Inside, the stage's parameters require gradients, except those that their owner froze.
+
+    Args:
+        method: all of whose parameters are set.
+        stage: whose parameters are trained.
+    """
     wanted = {id(parameter) for parameter in stage.parameters}
     before = [(parameter, parameter.requires_grad) for parameter in method.parameters()]
     for parameter, free in before:
@@ -297,7 +304,11 @@ def only_trainable(method: nn.Module, stage: Train) -> Iterator[None]:
 
 
 def set_modes(module: nn.Module) -> None:
-    """Training mode, but evaluation mode for every part whose weights are all frozen."""
+    """Training mode, but evaluation mode for every part whose weights are all frozen.
+
+    Args:
+        module: a method, or a part of one.
+    """
     frozen = [not parameter.requires_grad for parameter in module.parameters()]
     module.training = not (frozen and all(frozen))
     for child in module.children():

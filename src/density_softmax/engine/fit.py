@@ -11,19 +11,19 @@ import torch
 from lightning_fabric import Fabric
 
 from density_softmax.config import to_dict
-from density_softmax.data.sources import ArraySource, PartialSource, as_source
+from density_softmax.data.loaders import as_source
+from density_softmax.data.sources import ArraySource, SubsetSource
 from density_softmax.engine.checkpoints import Checkpoints
 from density_softmax.engine.descent import Descender, Setting, check_trainable, only_trainable
 from density_softmax.engine.inspection import InspectedSource, Inspection
 from density_softmax.engine.passes import collect, num_batches, total
 from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import EngineConfig, PeakMemory, derive_seed, start
+from density_softmax.engine.stage_cache import StageCache
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.training import Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Source
-
-__all__ = ["FeatureCache", "fit"]
 
 
 def fit(
@@ -38,9 +38,10 @@ def fit(
     fabric: Fabric | None = None,
     identity: Mapping[str, Any] | None = None,
     features: Mapping[str, ArraySource] | None = None,
+    stages: StageCache | None = None,
     progress: bool = True,
 ) -> Checkpoints:
-    """Train `method` through all of its stages.
+    """Train a method through all of its stages.
 
     Args:
         method: what to train, in place.
@@ -53,12 +54,13 @@ def fit(
         fabric: a launched Fabric to use in place of a new one.
         identity: what makes this run itself; another run's directory is refused.
         features: of `train` and `heldout`, if they have been computed before.
+        stages: where to look for stages that another run has finished.
         progress: draw progress bars.
 
     Returns:
         The record of the run: finished stages with their seconds, and every epoch.
     """
-    sources = inspected(method, train, heldout)
+    sources = _inspected(method, train, heldout)
     engine = engine or EngineConfig()
     fabric = fabric or start(engine)
     checkpoints = Checkpoints(
@@ -71,12 +73,12 @@ def fit(
     with torch.random.fork_rng(cuda), Bars(progress and fabric.is_global_zero) as bars:
         inspection = sources["train"].inspection
         setting = Setting(fabric, method, seed, engine, checkpoints, bars, inspection)
-        run_stages(setting, sources, features or {})
+        _run_stages(setting, sources, features or {}, stages)
     method.eval()
     return checkpoints
 
 
-def inspected(method: Any, train: Any, heldout: Any) -> dict[str, InspectedSource]:
+def _inspected(method: Any, train: Any, heldout: Any) -> dict[str, InspectedSource]:
     """The data of both splits, those in memory looked at, the others looked at as they are read.
 
     Two classes are needed where an encoder is trained. The held-out data are no training: they may
@@ -99,10 +101,20 @@ def inspected(method: Any, train: Any, heldout: Any) -> dict[str, InspectedSourc
     return sources
 
 
-def run_stages(
-    setting: Setting, sources: Mapping[str, Source], features: Mapping[str, ArraySource]
+def _run_stages(
+    setting: Setting,
+    sources: Mapping[str, Source],
+    features: Mapping[str, ArraySource],
+    shared: StageCache | None = None,
 ) -> None:
-    """All stages that are not finished, in order."""
+    """Run all stages that are not finished, in order.
+
+    Args:
+        setting: what the stages of the run share.
+        sources: the data by split, `train` and `heldout`.
+        features: of both, if they have been computed before.
+        shared: where to look for stages that another run has finished.
+    """
     method, fabric, checkpoints = setting.method, setting.fabric, setting.checkpoints
     checkpoints.restore(method)
     fabric.to_device(method)
@@ -111,12 +123,33 @@ def run_stages(
     stages = method.stages()[finished:]
     check_trainable(stages)
     for number, stage in enumerate(stages, finished):
-        memory = PeakMemory(fabric.device)
-        seconds = run_stage(setting, number, stage, sources, cache)
-        peak = memory.megabytes()
-        fabric.barrier()
-        checkpoints.finish(method, stage.name, seconds, peak)
+        if shared is None:
+            _finish_stage(setting, number, stage, sources, cache)
+            continue
+        digest = shared.digest(method, setting.seed, number, stage)
+        with shared.reserved(fabric, digest):
+            if not shared.take_over(fabric, digest, stage, method, checkpoints):
+                _finish_stage(setting, number, stage, sources, cache)
+                if checkpoints.writer and checkpoints.directory is not None:
+                    shared.add(digest, checkpoints.directory, stage)
+            elif _trains_encoder(stage):
+                cache.clear()
     cache.clear()
+
+
+def _finish_stage(
+    setting: Setting, number: int, stage: Stage, sources: Mapping[str, Source], cache: FeatureCache
+) -> None:
+    """Run a stage and record what it left and cost."""
+    memory = PeakMemory(setting.fabric.device)
+    seconds = run_stage(setting, number, stage, sources, cache)
+    peak = memory.megabytes()
+    setting.fabric.barrier()
+    setting.checkpoints.finish(setting.method, stage.name, seconds, peak)
+
+
+def _trains_encoder(stage: Stage) -> bool:
+    return isinstance(stage, Train) and stage.on == "inputs"
 
 
 def run_stage(
@@ -126,47 +159,54 @@ def run_stage(
 
     Features count for the stage that is the first to read them. A run that continues computes
     them again, and does not count them again.
+
+    Args:
+        setting: what the stages of the run share.
+        number: of the stage in the method.
+        stage: the stage.
+        sources: the data by split.
+        cache: the features of both splits.
     """
-    counted, spent = features_read(setting.method.stages()[:number]), 0.0
+    counted, spent = _features_read(setting.method.stages()[:number]), 0.0
     data = dict(sources)
-    for split in splits_read(stage) if stage.on == "features" else ():
+    for split in _splits_read(stage) if stage.on == "features" else ():
         began = time.perf_counter()
         data[split] = cache.source(split, sources[split], setting.bars)
         spent += 0.0 if split in counted else time.perf_counter() - began
     if isinstance(stage, Estimate):
         began = time.perf_counter()
-        estimate(setting, stage, data[stage.split])
+        _estimate(setting, stage, data[stage.split])
         return spent + time.perf_counter() - began
     with only_trainable(setting.method, stage):
         descender = Descender(setting, number, stage, data[stage.split], data["heldout"], spent)
         seconds = descender.run()
-    if stage.on == "inputs":
+    if _trains_encoder(stage):
         cache.clear()
     return seconds
 
 
-def splits_read(stage: Stage) -> tuple[str, ...]:
+def _splits_read(stage: Stage) -> tuple[str, ...]:
     """What a stage learns from and, if it is trained, what it is monitored on."""
     return (stage.split, "heldout") if isinstance(stage, Train) else (stage.split,)
 
 
-def features_read(stages: Sequence[Stage]) -> set[str]:
+def _features_read(stages: Sequence[Stage]) -> set[str]:
     """The splits whose features some of these stages read, after any that trains the encoder."""
     found: set[str] = set()
     for stage in stages:
         if stage.on == "features":
-            found.update(splits_read(stage))
+            found.update(_splits_read(stage))
         elif isinstance(stage, Train):
             found.clear()
     return found
 
 
-def estimate(setting: Setting, stage: Estimate, source: Source) -> None:
+def _estimate(setting: Setting, stage: Estimate, source: Source) -> None:
     """One pass of an `Estimate` stage."""
     fabric, size = setting.fabric, setting.engine.predict_batch_size
     if stage.limit is not None and stage.limit < len(source):
         order = source.order(derive_seed(setting.seed))
-        source = PartialSource(source, order[: stage.limit])
+        source = SubsetSource(source, order[: stage.limit])
     bar = setting.bars.add(stage.name, num_batches(len(source), size))
     setting.method.eval()
     reduce = collect if stage.reduce == "concat" else total

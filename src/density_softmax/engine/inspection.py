@@ -12,9 +12,6 @@ from density_softmax.engine.passes import all_reduce
 from density_softmax.errors import UserError
 from density_softmax.types import Batch, Source
 
-__all__ = ["InspectedSource", "Inspection"]
-
-
 # Samples looked at together before the first step.
 AT_ONCE = 256
 
@@ -76,9 +73,9 @@ class InspectedSource(Source):
         """The indices of one training epoch."""
         return self.source.order(seed)
 
-    def place_of(self, index: int) -> int:
-        """Where a sample stands in its owner's data."""
-        return self.source.place_of(index)
+    def original_index(self, index: int) -> int:
+        """Return the index of a sample in its owner's data."""
+        return self.source.original_index(index)
 
     def look_ahead(self) -> None:
         """Look at everything, if it is in memory as it will be read."""
@@ -95,5 +92,5 @@ class InspectedSource(Source):
         """The batches of the source, none of them with a sample that cannot be learned from."""
         for indices, batch in zip(batches, self.source.read(batches, device, seed), strict=True):
             if self.inspection.pending:
-                self.inspection.look(batch, [self.place_of(index) for index in indices])
+                self.inspection.look(batch, [self.original_index(index) for index in indices])
             yield batch

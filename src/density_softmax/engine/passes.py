@@ -17,8 +17,6 @@ from density_softmax.nn.execution import seeded
 from density_softmax.training import Values
 from density_softmax.types import Batch, Prediction, Source
 
-__all__ = ["Part", "all_reduce", "collect", "num_batches", "predict", "share", "total"]
-
 # A batch norm that normalises by the batch has nothing to do with one sample.
 SMALLEST_BATCH = 2
 
@@ -49,6 +47,14 @@ def share(
     either, as long as its batch is not: a batch is divided among fewer processes, and into fewer
     parts, if it has to. Every process takes the same number of steps. One that is left without
     samples reads the first of the batch with weight 0.
+
+    Args:
+        order: indices of samples.
+        batch_size: of all processes together.
+        rank: of this process.
+        world: the number of processes.
+        accumulate: into how many parts a process divides its share of a batch.
+        smallest: how many samples a part has at least.
     """
     steps = []
     last = num_batches(len(order), batch_size, smallest) - 1
@@ -69,7 +75,13 @@ def _divide(indices: list[int], number: int, smallest: int) -> list[list[int]]:
 
 
 def num_batches(num_samples: int, batch_size: int, smallest: int = SMALLEST_BATCH) -> int:
-    """How many batches a pass over all samples takes, none but the only one below `smallest`."""
+    """How many batches a pass over all samples takes.
+
+    Args:
+        num_samples: of the pass.
+        batch_size: of all processes together.
+        smallest: how many samples a batch has at least, unless it is the only one.
+    """
     whole, rest = divmod(num_samples, batch_size)
     joins = whole > 0 and rest < smallest
     return whole + (rest > 0 and not joins)
@@ -92,9 +104,16 @@ def collect(
     directory: Path | None = None,
     memory: int | None = None,
 ) -> dict[str, Tensor]:
-    """What `function` returns for every sample, in order, complete on every process.
+    """What a function returns for every sample, in order, complete on every process.
 
-    Arrays of more than `memory` bytes are mapped files in `directory`.
+    Args:
+        fabric: the processes that share the pass.
+        source: the samples.
+        function: rows by name for a batch, (batch, ...) each.
+        batch_size: of all processes together.
+        tick: called after each batch.
+        directory: where arrays of more than `memory` bytes become mapped files.
+        memory: bytes; None keeps every array in memory.
     """
     rows: dict[str, Tensor] = {}
     for part, values in _pass(fabric, source, function, batch_size):
@@ -117,7 +136,15 @@ def total(
     *,
     tick: Tick = lambda: None,
 ) -> dict[str, Tensor]:
-    """The sum of what `function` returns, over all samples and processes."""
+    """The sum of what a function returns, over all samples and processes.
+
+    Args:
+        fabric: the processes that share the pass.
+        source: the samples.
+        function: sums by name over a batch.
+        batch_size: of all processes together.
+        tick: called after each batch.
+    """
     sums: dict[str, Tensor] = {}
     for part, values in _pass(fabric, source, function, batch_size):
         counted = 1 if part.weight else 0
@@ -162,7 +189,12 @@ def _exchange(fabric: Fabric, array: Tensor) -> None:
 
 
 def all_reduce(fabric: Fabric, value: Tensor) -> Tensor:
-    """The sum over processes, on every process."""
+    """The sum over processes, on every process.
+
+    Args:
+        fabric: the processes.
+        value: of this process.
+    """
     return fabric.all_reduce(value, reduce_op="sum")  # type: ignore[return-value]
 
 
@@ -176,7 +208,13 @@ def predict(
 ) -> tuple[Prediction, Tensor]:
     """The prediction and the label of every sample, in order, on the CPU; no sample is dropped.
 
-    What a method draws at random follows from `seed`, in each process from its own.
+    Args:
+        fabric: where the method is.
+        method: put into evaluation mode.
+        source: the samples.
+        batch_size: of all processes together.
+        tick: called after each batch.
+        seed: of what the method draws, in each process of its own.
     """
     method.eval()
 

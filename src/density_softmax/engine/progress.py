@@ -13,8 +13,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["Bars"]
-
 
 class Bars:
     """A group of progress bars that can be silent."""

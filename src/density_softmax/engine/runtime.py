@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +19,11 @@ from lightning_fabric import Fabric
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import distributed
 
-from density_softmax.config import ConfigError, at_least, place
+from density_softmax.config import ConfigError, at_least, local
+from density_softmax.errors import UserError
+from density_softmax.version import __version__
 
-__all__ = ["EngineConfig", "PeakMemory", "derive_seed", "is_first_process", "name_device", "start"]
-
+PACKAGES = ("torch", "lightning-fabric", "numpy", "scikit-learn", "safetensors")
 MEGABYTE = 2**20
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -40,15 +45,15 @@ class EngineConfig:
         checkpoint_seconds: an epoch that ends sooner after the last checkpoint makes none.
     """
 
-    accelerator: str = place("auto")
-    devices: int = place(1)
-    num_nodes: int = place(1)
-    strategy: str = place("auto")
+    accelerator: str = local("auto")
+    devices: int = local(1)
+    num_nodes: int = local(1)
+    strategy: str = local("auto")
     precision: str = "32-true"
-    feature_memory: int = place(2048)
-    predict_batch_size: int = place(512)
-    threads: int | None = place(None)
-    checkpoint_seconds: float = place(30.0)
+    feature_memory: int = local(2048)
+    predict_batch_size: int = local(512)
+    threads: int | None = local(None)
+    checkpoint_seconds: float = local(30.0)
 
     def __post_init__(self) -> None:
         """Refuse counts that count nothing."""
@@ -61,7 +66,11 @@ class EngineConfig:
 
 
 def start(config: EngineConfig) -> Fabric:
-    """A launched Fabric: from here on there are as many processes as asked for."""
+    """A launched Fabric: from here on there are as many processes as asked for.
+
+    Args:
+        config: devices, processes and precision.
+    """
     fabric = _fabric(config)
     fabric.launch()
     if config.threads is not None:
@@ -96,6 +105,24 @@ def is_first_process() -> bool:
     return not several or distributed.get_rank() == 0
 
 
+def on_first_process(fabric: Fabric, action: Callable[[], object]) -> None:
+    """Let one process act; all of them wait for it, and learn of a refusal.
+
+    Args:
+        fabric: the processes.
+        action: what the first of them does.
+    """
+    refusal = None
+    if fabric.is_global_zero:
+        try:
+            action()
+        except UserError as error:
+            refusal = str(error)
+    refusal = fabric.broadcast(refusal)
+    if refusal is not None:
+        raise UserError(refusal)
+
+
 def derive_seed(*keys: int) -> int:
     """A seed from a tuple of numbers.
 
@@ -106,7 +133,11 @@ def derive_seed(*keys: int) -> int:
 
 
 def name_device(device: torch.device) -> str:
-    """What a device is called by its maker."""
+    """What a device is called by its maker.
+
+    Args:
+        device: a torch device.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":
@@ -145,3 +176,16 @@ class PeakMemory:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak * (1 if sys.platform == "darwin" else 1024) / MEGABYTE
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions and hardware, for whoever wants to repeat a run."""
+    return {
+        "density-softmax": __version__,
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }

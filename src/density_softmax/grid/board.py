@@ -1,4 +1,4 @@
-"""What is known about a grid under way: which jobs wait, run, are done or failed."""
+"""A grid under way: which jobs wait, run, are done or failed, up to the report on them."""
 
 from __future__ import annotations
 
@@ -6,37 +6,29 @@ import csv
 import io
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+from rich.console import Console
+
+from density_softmax.engine import EngineConfig
 from density_softmax.files import write_text
 from density_softmax.grid.jobs import Engine, Job, Outcome
-
-__all__ = ["Board", "Donor", "Entry", "State", "Watcher", "execute"]
+from density_softmax.grid.latency import drop_latencies, were_timed_together
+from density_softmax.grid.plan import Cell
+from density_softmax.grid.view import GridView
+from density_softmax.report import write_report
+from density_softmax.runs.run import Run
 
 State = Literal["waiting", "running", "done", "failed"]
 
 FIELDS = ("cell", "state", "seconds", "error", "log")
 # Seconds between two looks at the jobs.
 TICK = 0.5
-
-
-class Donor(NamedTuple):
-    """A job that spares another some work, once it has come far enough.
-
-    Attributes:
-        name: what it is called.
-        is_ready: whether it has come far enough.
-        words: what the other is then told in addition.
-    """
-
-    name: str
-    is_ready: Callable[[], bool]
-    words: tuple[str, ...]
 
 
 @dataclass
@@ -48,8 +40,6 @@ class Entry:
         line: where it stands in a table, the method and variant.
         column: likewise, the seed.
         needs: names of the jobs that have to be done before.
-        donors: jobs one of which is to help it. It waits for the first to be ready, as long as
-            any of them may become so, and if none does it goes without.
         state: how far it is.
         seconds: how long it took; None if that is not known.
         error: why it failed.
@@ -61,7 +51,6 @@ class Entry:
     line: str
     column: str
     needs: tuple[str, ...] = ()
-    donors: tuple[Donor, ...] = ()
     state: State = "waiting"
     seconds: float | None = None
     error: str = ""
@@ -138,7 +127,13 @@ class Watcher(Protocol):
 
 
 def execute(board: Board, engine: Engine, watcher: Watcher) -> None:
-    """Run all jobs that wait, each after those it needs; what fails stops no other."""
+    """Run all jobs that wait, each after those it needs; what fails stops no other.
+
+    Args:
+        board: the jobs, whose states change.
+        engine: runs them.
+        watcher: is shown every change.
+    """
     board.save()
     for entry in board.having("waiting"):
         entry.job.log.unlink(missing_ok=True)  # of an earlier attempt
@@ -147,8 +142,8 @@ def execute(board: Board, engine: Engine, watcher: Watcher) -> None:
     while True:
         changed = _fail_without_needs(board)
         free = None if engine.capacity is None else engine.capacity - len(futures)
-        for entry, job in list(islice(_startable(board, submitted), free)):
-            futures[engine.submit(job)] = entry
+        for entry in list(islice(_startable(board, submitted), free)):
+            futures[engine.submit(entry.job)] = entry
             submitted.add(entry.name)
         changed += _notice_begun(futures.values())
         _report(board, watcher, changed)
@@ -158,24 +153,12 @@ def execute(board: Board, engine: Engine, watcher: Watcher) -> None:
         _report(board, watcher, [_conclude(futures.pop(future), future) for future in ended])
 
 
-def _startable(board: Board, submitted: set[str]) -> Iterator[tuple[Entry, Job]]:
-    """What can be given to an engine now, in order, and as which job."""
-    states = {entry.name: entry.state for entry in board.entries}
+def _startable(board: Board, submitted: set[str]) -> Iterator[Entry]:
+    """What can be given to an engine now, in order."""
+    done = {entry.name for entry in board.having("done")}
     for entry in board.having("waiting"):
-        job = None if entry.name in submitted else _job_now(entry, states)
-        if job is not None:
-            yield entry, job
-
-
-def _job_now(entry: Entry, states: Mapping[str, State]) -> Job | None:
-    """The job of an entry, with the help of a donor if one is ready; None if it has to wait."""
-    if any(states.get(name) != "done" for name in entry.needs):
-        return None
-    donor = next((donor for donor in entry.donors if donor.is_ready()), None)
-    if donor is not None:
-        return replace(entry.job, words=(*entry.job.words, *donor.words))
-    may_come = any(states.get(donor.name) in ("waiting", "running") for donor in entry.donors)
-    return None if may_come else entry.job
+        if entry.name not in submitted and done.issuperset(entry.needs):
+            yield entry
 
 
 def _fail_without_needs(board: Board) -> list[Entry]:
@@ -220,3 +203,89 @@ def _read_seconds(file: Path) -> dict[str, float]:
     with file.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
     return {row["cell"]: float(row["seconds"]) for row in rows if row.get("seconds")}
+
+
+LATENCY = "latency"
+
+
+class Finished(NamedTuple):
+    """What a grid ended with: every job, and the page of the report if any run is finished."""
+
+    entries: list[Entry]
+    page: Path | None
+
+    @property
+    def failed(self) -> list[Entry]:
+        """The jobs that failed."""
+        return [entry for entry in self.entries if entry.state == "failed"]
+
+
+def run_grid(cells: Sequence[Cell], out: Path, engine: Engine, console: Console) -> Finished:
+    """Run the cells that are not finished, measure latencies, and report on all that are.
+
+    Called again, it continues: whatever is finished stays as it is.
+
+    Args:
+        cells: the plan.
+        out: the folder of the grid.
+        engine: runs the jobs.
+        console: where progress is shown.
+    """
+    board = Board([entry_of(cell, out) for cell in cells], out / "cells.csv", engine.capacity)
+    with GridView(cells[0].run.recipe.name, console) as view:
+        try:
+            execute(board, engine, view)
+            runs = [cell.run for cell in cells if cell.member is None and cell.is_finished()]
+            for run in runs:
+                run.claim(resume=True)  # the data may have moved since it was made
+            _time(runs, out, board, engine, view)
+        finally:
+            engine.stop()
+    page = write_report([run.path for run in runs], out / "report") if runs else None
+    return Finished(board.entries, page)
+
+
+def entry_of(cell: Cell, out: Path) -> Entry:
+    """The job of a cell, done already if its directory says so.
+
+    Args:
+        cell: one run of the grid, or a member of one.
+        out: the folder of the grid.
+    """
+    job = _job(cell.name, cell.command(), cell.run.recipe.engine, out)
+    state: State = "done" if cell.is_finished() else "waiting"
+    return Entry(job, cell.run.line, f"seed {cell.run.seed}", cell.needs, state)
+
+
+def _job(name: str, words: tuple[str, ...], engine: EngineConfig, out: Path) -> Job:
+    on_gpu = engine.accelerator in ("auto", "cuda", "gpu")
+    return Job(
+        name,
+        words,
+        log=out / "logs" / f"{name}.log",
+        folder=Path.cwd(),
+        num_cpus=engine.devices * (engine.threads or 1),
+        num_gpus=engine.devices * on_gpu,
+    )
+
+
+def _time(runs: Sequence[Run], out: Path, board: Board, engine: Engine, view: GridView) -> None:
+    """Time all methods and variants in turn, by the runs with the lowest seeds.
+
+    What the other runs measured by themselves is removed.
+    """
+    chosen: dict[str, Run] = {}
+    for run in runs:
+        chosen.setdefault(run.line, run)
+    timed = list(chosen.values())
+    if not timed:
+        return
+    words = (LATENCY, *(str(run.path) for run in timed))
+    job = _job(LATENCY, words, timed[0].recipe.engine, out)
+    state: State = "done" if were_timed_together(timed) else "waiting"
+    board.add(Entry(job, LATENCY, f"seed {timed[0].seed}", state=state))
+    execute(board, engine, view)
+    if were_timed_together(timed):
+        for run in runs:
+            if run not in timed:
+                drop_latencies(run)

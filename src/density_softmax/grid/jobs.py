@@ -18,8 +18,6 @@ from typing import Any, NamedTuple, Protocol
 
 from density_softmax.errors import UserError
 
-__all__ = ["Engine", "Job", "LocalEngine", "Outcome", "RayEngine", "run_job"]
-
 # Imports of this module stay light: every worker of a cluster has it.
 
 
@@ -74,6 +72,10 @@ def run_job(
 
     The process stops when its standard input ends, and that is when this one does: a job never
     outlives whoever waits for it, even one that was killed.
+
+    Args:
+        job: the command.
+        begun: called with the process once it runs.
     """
     start = time.perf_counter()
     command = [sys.executable, "-m", "density_softmax.cli.attended", *job.words]
@@ -96,7 +98,12 @@ def run_job(
 
 
 def describe_failure(code: int, log: Path) -> str:
-    """Why a process with this exit code failed, in a line; empty if it did not."""
+    """Why a process with this exit code failed, in a line; empty if it did not.
+
+    Args:
+        code: the exit code of a process, negative if a signal ended it.
+        log: what the process printed.
+    """
     if code == 0:
         return ""
     if code < 0:

@@ -2,114 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from density_softmax.benchmark import load_run
-from density_softmax.config import from_dict, without_places
+from density_softmax.config import without_local
 from density_softmax.engine import start
 from density_softmax.errors import UserError
-from density_softmax.methods import Deterministic, Method
-from density_softmax.recipes import Recipe
-from density_softmax.runs.evaluation import CONTENDERS, latency_conditions, latency_metrics
-from density_softmax.runs.run import RunDirectory
-from density_softmax.types import Data, Row
-
-__all__ = ["drop_latencies", "have_met", "measure_latencies"]
+from density_softmax.methods.deterministic import Deterministic
+from density_softmax.runs.evaluation import (
+    TIMED_TOGETHER,
+    latency_conditions,
+    latency_metrics,
+    untrained_reference,
+)
+from density_softmax.runs.run import Run
+from density_softmax.types import Row
 
 REFERENCE = "deterministic"
 
 
-def measure_latencies(paths: Sequence[Path]) -> list[Row]:
+def measure_latencies(runs: Sequence[Run]) -> list[Row]:
     """Time the methods of finished runs in turn, and write the ratios into the rows of each.
 
-    All are runs on the same data with the same encoder, one of each method and variant. They are
-    compared to the first run of `deterministic`; without any, to an untrained network of that
-    kind: what a forward pass costs does not depend on its weights.
+    They are relative to the first run of `deterministic`; without any, to an untrained network of
+    that kind: what a forward pass costs does not depend on its weights.
+
+    Args:
+        runs: on the same data with the same encoder, one of each method and variant.
     """
-    runs = _by_contender(paths)
-    recipe, data = _shared(paths)
-    fabric = start(recipe.engine.in_one_process())
-    methods = {name: load_run(path, data.task)[2] for name, path in runs.items()}
+    named, first = _by_name(runs), runs[0]
+    _check_comparable(runs)
+    fabric = start(first.recipe.engine.in_one_process())
+    methods = {name: run.load(first.data.task) for name, run in named.items()}
     plain = [name for name, method in methods.items() if isinstance(method, Deterministic)]
     if not plain:
-        methods[REFERENCE] = _untrained(recipe, data)
+        methods[REFERENCE] = untrained_reference(first)
     for method in methods.values():
         fabric.to_device(method)
-    example = next(data.splits[0].source.read([[0]], fabric.device)).x
+    example = next(first.data.splits[0].source.read([[0]], fabric.device)).x
     found = latency_metrics(methods, plain[0] if plain else REFERENCE, example)
-    conditions = latency_conditions(fabric.device, sorted(methods))
     rows = []
-    for name, path in runs.items():
-        rows += _write(RunDirectory(path), found[name])
-        RunDirectory(path).add_to_environment(conditions)
+    for name, run in named.items():
+        new = run.make_rows({"cost": found[name]})
+        run.save_rows([*(row for row in run.rows() if not _is_latency(row)), *new])
+        run.add_to_environment(latency_conditions(fabric.device, sorted(methods)))
+        rows += new
     return rows
 
 
-def have_met(paths: Sequence[Path]) -> bool:
-    """Whether the runs have been timed in turn with each other, perhaps with more besides."""
-    names = {contender(path) for path in paths}
-    return all(names <= set(RunDirectory(p).environment().get(CONTENDERS, ())) for p in paths)
+def were_timed_together(runs: Sequence[Run]) -> bool:
+    """Whether the runs have been timed in turn with each other, perhaps with more besides.
+
+    Args:
+        runs: finished runs.
+    """
+    names = {_name(run) for run in runs}
+    return all(names <= set(run.environment().get(TIMED_TOGETHER, ())) for run in runs)
 
 
-def drop_latencies(path: Path) -> None:
+def drop_latencies(run: Run) -> None:
     """Remove what a run measured by itself, where another of its kind stands for it.
 
-    A mean over runs would mix two ways of measuring.
+    Args:
+        run: a finished run. A mean over seeds would mix two ways of measuring.
     """
-    directory = RunDirectory(path)
-    rows = directory.rows()
+    rows = run.rows()
     kept = [row for row in rows if not _is_latency(row)]
     if len(kept) < len(rows):
-        directory.save_rows(kept)
+        run.save_rows(kept)
 
 
-def contender(path: Path) -> str:
+def _name(run: Run) -> str:
     """What the method and variant of a run are called in a measurement."""
-    identity = RunDirectory(path).identity()
-    method, variant = identity["recipe"]["method"]["kind"], identity["variant"]
-    return str(method) if variant == "default" else f"{method} ({variant})"
+    return f"{run.kind} ({run.variant_text})" if run.variant else run.kind
 
 
-def _by_contender(paths: Sequence[Path]) -> dict[str, Path]:
+def _by_name(runs: Sequence[Run]) -> dict[str, Run]:
     """The runs by what they are called; two of the same name could not be told apart."""
-    runs: dict[str, Path] = {}
-    for path in paths:
-        other = runs.setdefault(contender(path), path)
-        if other != path:
+    named: dict[str, Run] = {}
+    for run in runs:
+        other = named.setdefault(_name(run), run)
+        if other.path != run.path:
             raise UserError(
-                f"{path}: is a run of {contender(path)}, and so is {other}; give one run of each "
-                "method and variant"
+                f"{run.path}: is a run of {_name(run)}, and so is {other.path}; give one run of "
+                "each method and variant"
             )
-    return runs
+    return named
 
 
-def _shared(paths: Sequence[Path]) -> tuple[Recipe, Data]:
-    """The recipe of the first run, and the data that all runs are about."""
-    recipes = [from_dict(Recipe, RunDirectory(path).identity()["recipe"]) for path in paths]
-    about = [(without_places(recipe.data), recipe.encoder) for recipe in recipes]
-    for path, its in zip(paths, about, strict=True):
-        if its != about[0]:
+def _check_comparable(runs: Sequence[Run]) -> None:
+    first, *others = runs
+    for run in others:
+        same = without_local(run.recipe.data) == without_local(first.recipe.data)
+        if not same or run.recipe.encoder != first.recipe.encoder:
             raise UserError(
-                f"{path}: has other data or another encoder than {paths[0]}; "
+                f"{run.path}: has other data or another encoder than {first.path}; "
                 "measure runs that can be compared"
             )
-    seed = int(RunDirectory(paths[0]).identity()["seed"])
-    return recipes[0], recipes[0].load_data(seed)
-
-
-def _untrained(recipe: Recipe, data: Data) -> Method:
-    encoder = recipe.encoder.build(data.task.input_shape)
-    return Deterministic(encoder, data.task.num_classes).eval()
 
 
 def _is_latency(row: Row) -> bool:
     return row.split == "cost" and row.metric.startswith("latency_")
-
-
-def _write(directory: RunDirectory, found: Mapping[str, float]) -> list[Row]:
-    """Replace the latencies among the rows of a run."""
-    rows = directory.rows()
-    new = [Row(*rows[0][:4], "cost", metric, value) for metric, value in found.items()]
-    directory.save_rows([*(row for row in rows if not _is_latency(row)), *new])
-    return new

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -12,9 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from density_softmax.grid.board import Board, Entry
+if TYPE_CHECKING:
+    from density_softmax.grid.board import Board, Entry
 
-__all__ = ["GridView", "duration"]
 
 MARKS = {"waiting": "·", "running": "▶", "done": "✓", "failed": "✗"}
 STYLES = {"waiting": "dim", "running": "cyan", "done": "green", "failed": "red"}
@@ -53,7 +54,7 @@ class GridView:
             line = f"[{ended}/{len(board.entries)}] {entry.state} {entry.name}{_details(entry)}"
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
             if entry.state in ("done", "failed"):
-                self.console.print(f"  {summary(board)}", highlight=False, soft_wrap=True)
+                self.console.print(f"  {_summary(board)}", highlight=False, soft_wrap=True)
 
     def _table(self, board: Board) -> RenderableType:
         columns = list(dict.fromkeys(entry.column for entry in board.entries))
@@ -71,10 +72,10 @@ class GridView:
             Text(f"{MARKS['failed']} {e.name}{_details(e)}", STYLES["failed"])
             for e in board.having("failed")
         ]
-        return Group(Text(f"{self.title}: {summary(board)}", "bold"), table, *notes)
+        return Group(Text(f"{self.title}: {_summary(board)}", "bold"), table, *notes)
 
 
-def summary(board: Board) -> str:
+def _summary(board: Board) -> str:
     """How far a grid is, in a line."""
     count, left = board.count(), board.seconds_left()
     words = [f"{count['done']} of {len(board.entries)} done"]
@@ -86,7 +87,11 @@ def summary(board: Board) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Seconds as people say them.
+
+    Args:
+        seconds: any number of them.
+    """
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -1,43 +1,75 @@
-"""The methods, one file each. `MethodConfig.members` is their registry."""
+"""The methods, one file each, found by being in this folder; and how to load one from a file.
 
-from density_softmax.methods.base import Method, MethodConfig, load
-from density_softmax.methods.batch_ensemble import BatchEnsemble
-from density_softmax.methods.constant_temperature import ConstantTemperature
-from density_softmax.methods.ddu import DDU
-from density_softmax.methods.deep_ensemble import DeepEnsemble
-from density_softmax.methods.density_softmax import DensitySoftmax
-from density_softmax.methods.deterministic import Deterministic
-from density_softmax.methods.due import DUE
-from density_softmax.methods.duq import DUQ
-from density_softmax.methods.heteroscedastic import Heteroscedastic
-from density_softmax.methods.mc_dropout import MCDropout
-from density_softmax.methods.mean_field import MeanField
-from density_softmax.methods.mimo import MIMO
-from density_softmax.methods.natural_posterior_network import NaturalPosteriorNetwork
-from density_softmax.methods.posterior_network import PosteriorNetwork
-from density_softmax.methods.rank1_bnn import Rank1BNN
-from density_softmax.methods.sngp import SNGP
-from density_softmax.methods.temperature_scaling import TemperatureScaling
+`MethodConfig.members` is their registry, by kind.
+"""
 
-__all__ = [
-    "DDU",
-    "DUE",
-    "DUQ",
-    "MIMO",
-    "SNGP",
-    "BatchEnsemble",
-    "ConstantTemperature",
-    "DeepEnsemble",
-    "DensitySoftmax",
-    "Deterministic",
-    "Heteroscedastic",
-    "MCDropout",
-    "MeanField",
-    "Method",
-    "MethodConfig",
-    "NaturalPosteriorNetwork",
-    "PosteriorNetwork",
-    "Rank1BNN",
-    "TemperatureScaling",
-    "load",
-]
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from density_softmax.config import from_dict
+from density_softmax.files import StorageError, differences, load_tensors, under
+from density_softmax.lazy import import_modules
+from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.nn.backbones.headless import Headless
+from density_softmax.nn.execution import seeded
+
+__all__ = ["Method", "MethodConfig", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """The method whose class has that name."""
+    if not name.startswith("_"):
+        import_modules(__name__, name)
+        for config in MethodConfig.members.known().values():
+            if config.method.__name__ == name:
+                return config.method
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(config.method.__name__ for config in MethodConfig.members.values())]
+
+
+def load(path: str | Path, encoder: nn.Module) -> Method:
+    """The method that `Method.save` wrote, in evaluation mode.
+
+    Args:
+        path: the file.
+        encoder: of the same architecture as the one that was saved; its weights are overwritten.
+    """
+    tensors, metadata = load_tensors(Path(path))
+    try:
+        config = from_dict(MethodConfig, json.loads(metadata["method"]))
+        num_classes, example = int(metadata["num_classes"]), _example(metadata)
+    except (KeyError, ValueError, AttributeError) as error:
+        raise StorageError(f"{path}: not written by Method.save ({error!r})") from None
+    with seeded(0, torch.device("cpu")):
+        method = config.build(encoder, num_classes, example)
+    if isinstance(encoder, Headless) and _is_shared(encoder.head_name, tensors):
+        method.get_submodule("head").register_module("linear", encoder.head)
+    # Asked first: torch would overwrite all that fits before it refuses the rest.
+    if different := differences(tensors, method.state_dict()):
+        raise StorageError(f"{path}: does not fit this encoder: {different}")
+    method.load_state_dict(tensors)
+    return method.eval()
+
+
+def _is_shared(head: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a saved method has the head of the model around which `attach` built it."""
+    own, models = (under(p, tensors) for p in ("head.linear.", f"encoder.model.{head}."))
+    return own.keys() == models.keys() and all(own[n].equal(models[n]) for n in own)
+
+
+def _example(metadata: Mapping[str, str]) -> Tensor | None:
+    """A batch like the one that a saved method was built with."""
+    if "example_shape" not in metadata:
+        return None
+    shape, dtype = json.loads(metadata["example_shape"]), getattr(torch, metadata["example_dtype"])
+    return torch.zeros(1, *shape, dtype=dtype)

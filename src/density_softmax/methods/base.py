@@ -1,73 +1,95 @@
-"""The contract of every method: a training story and one forward pass."""
+"""What every method is: stages of training and one forward pass."""
 
 from __future__ import annotations
 
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from density_softmax.config import Family, from_dict, to_dict
+from density_softmax.config import Family, Members, to_dict
 from density_softmax.errors import UserError
-from density_softmax.files import StorageError, differences, load_tensors, save_tensors, under
+from density_softmax.files import save_tensors
 from density_softmax.nn.backbones.base import feature_width
-from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.execution import CallerLock, as_batch, evaluating, seeded
-from density_softmax.training import Stage
-from density_softmax.types import Prediction
+from density_softmax.nn.softmax.averaging import tile
+from density_softmax.nn.softmax.head import Head
+from density_softmax.training import Descent, Stage, Train
+from density_softmax.types import Batch, Prediction
 from density_softmax.version import __version__
-
-__all__ = ["FirstStage", "Method", "MethodConfig", "load"]
 
 
 class Method(nn.Module, ABC):
     """A classifier that says what it does not know.
 
-    A concrete method adds its parts, `stages()` and `forward()`. It holds no loop over data, no
-    optimizer, no device and no metric, and everything it learns or estimates is a parameter or a
-    buffer.
+    A method writes a nested `Config`, whose kind registers it; `setup`, its layers behind the
+    encoder; `stages`, the algorithm box of its paper; and `forward`, the equation. All that it
+    learns or estimates is a parameter or a buffer; loops, optimizers and metrics are elsewhere.
+
+    Args:
+        encoder: maps inputs to features, (batch, ...) to (batch, features).
+        num_classes: how many classes there are.
+        config: the settings; the defaults of the method's `Config` if None.
+        example: a batch of inputs to measure widths with.
 
     Attributes:
-        draws_samples: whether `forward` draws random numbers. A graph that answers differently
-            every time, or always with the same draw, is not what a user expects of an exported
-            model: such a method is not exported.
+        draws_samples: whether `forward` draws random numbers, which no exported graph can.
     """
 
+    Config: ClassVar[type[MethodConfig]]
+    config: MethodConfig
+    head: nn.Module  # from features to logits, in methods that have such a layer
     draws_samples: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Tell the nested `Config` what it builds."""
+        super().__init_subclass__(**kwargs)
+        if "Config" in vars(cls):
+            cls.Config.method = cls
 
     def __init__(
         self,
         encoder: nn.Module,
         num_classes: int,
-        config: MethodConfig,
+        config: MethodConfig | None = None,
         example: Tensor | None = None,
     ) -> None:
         super().__init__()
         if num_classes < 2:
             raise UserError(f"num_classes={num_classes}: a classifier needs at least two")
         self.encoder = encoder
-        self.config = config
+        self.config = type(self).Config() if config is None else config
         self.num_classes = num_classes
-        self.num_features = feature_width(encoder, example)
+        self.num_features = self.measure_features(example)
         self.example_shape = None if example is None else tuple(example.shape[1:])
         self.example_dtype = None if example is None else example.dtype
         self._lock = CallerLock()
+        self.setup(example)
+
+    def measure_features(self, example: Tensor | None) -> int:
+        """The width of z, found before `setup`."""
+        return feature_width(self.encoder, example)
+
+    def setup(self, example: Tensor | None) -> None:
+        """Build what stands behind the encoder, by default a linear layer."""
+        self.head = Head(self.num_features, self.num_classes)
 
     @abstractmethod
     def stages(self) -> tuple[Stage, ...]:
-        """The training story, in order."""
+        """The steps of training, in order."""
 
     @abstractmethod
     def forward(self, x: Tensor) -> Prediction:
         """Class probabilities and both parts of the uncertainty."""
 
     def parts(self) -> tuple[Method, ...]:
-        """The methods inside this one that the configs of `MethodConfig.parts` made."""
+        """The members that `MethodConfig.parts` configures."""
         return ()
 
     def features(self, x: Tensor) -> Tensor:
@@ -80,17 +102,40 @@ class Method(nn.Module, ABC):
             )
         return z
 
+    def nll(self, batch: Batch) -> Tensor:
+        """−log p(y | x), (batch,); of softmax(head(z)) unless a method has another likelihood."""
+        return F.cross_entropy(self.head(self.features(batch.x)), batch.y, reduction="none")
+
+    def train_stage(
+        self,
+        descent: Descent,
+        loss: Callable[[Batch], Tensor] | None = None,
+        name: str = "train",
+        **fields: Any,
+    ) -> Train:
+        """The stage that trains all parameters on `loss`, by default the mean of `nll`."""
+        return Train(
+            name,
+            loss=loss or (lambda batch: self.nll(batch).mean()),
+            parameters=list(self.parameters()),
+            descent=descent,
+            monitor=lambda batch: {"nll": self.nll(batch)},
+            **fields,
+        )
+
+    def logits_of_copies(self, x: Tensor, num_copies: int) -> Tensor:
+        """head(z) of copies of a batch in one pass, (copies, batch, classes)."""
+        logits: Tensor = self.head(self.features(tile(x, num_copies)))
+        return logits.unflatten(0, (num_copies, x.shape[0]))
+
     @torch.no_grad()
     def predict(self, x: Any, seed: int | None = None) -> Prediction:
-        """Serve a batch: evaluation mode, on the model's device, bad rows flagged.
+        """Serve a batch in evaluation mode, on the model's device. Threads are served in turn.
 
-        A row with a NaN or an infinite value, or one too large to compute with, gets uniform
-        probabilities and infinite epistemic uncertainty; the others are served as usual. A seed
-        makes the prediction of a method that draws samples reproducible; without one it varies.
-        Threads may share a method: they are served one after another.
+        A row that is not finite, or too large to compute with, gets uniform probabilities and
+        infinite epistemic uncertainty. With a seed, a method that draws samples repeats itself.
         """
-        reference = next(self.parameters())
-        x = as_batch(x, reference, self.example_dtype)
+        x = as_batch(x, next(self.parameters()), self.example_dtype)
         # Modes and generators are those of all threads, and not every encoder can be shared.
         with self._lock, evaluating(self), seeded(seed, x.device):
             return self.guarded(x)
@@ -99,14 +144,13 @@ class Method(nn.Module, ABC):
         """`forward` with bad rows flagged: what `predict` serves and what is exported."""
         # Few operations: 0 times a number is 0, and times anything else NaN, which a sum keeps.
         zero = (x * 0).flatten(1).sum(1)
-        probs, aleatoric, epistemic = self(x.where(_per_row(zero == 0, x), 0))
+        finite = (zero == 0).view(-1, *[1] * (x.ndim - 1))
+        probs, aleatoric, epistemic = self(x.where(finite, 0))
         # An input so large that the density overflows is as unknown as one that is no number.
         good = (zero + probs.sum(1) + aleatoric + epistemic).abs() < math.inf
-        return Prediction(
-            probs.where(good[:, None], 1 / self.num_classes),
-            aleatoric.where(good, math.log(self.num_classes)),
-            epistemic.where(good, math.inf),
-        )
+        probs = probs.where(good[:, None], 1 / self.num_classes)
+        aleatoric = aleatoric.where(good, math.log(self.num_classes))
+        return Prediction(probs, aleatoric, epistemic.where(good, math.inf))
 
     def save(self, path: str | Path) -> None:
         """Write weights, estimates and configuration to one safetensors file."""
@@ -121,72 +165,34 @@ class Method(nn.Module, ABC):
         save_tensors(Path(path), self.state_dict(), metadata)
 
 
-class FirstStage(NamedTuple):
-    """What a first stage depends on, and what it changes; the rest of the method may be any.
+class MethodConfig(Family, package="density_softmax.methods"):
+    """The family of methods; `kind` is the registry key.
 
     Attributes:
-        training: its name. Methods that give it the same name compute the same in it.
-        settings: the entries of the config that it depends on, in the order of all who share it.
-        parts: the parts of the method that it changes, built from those settings and the encoder.
+        title: the usual name in tables; by default the kind in title case.
+        rank: where tables put the method; by default behind all that have a rank.
+        log_density: the formula of which epistemic uncertainty is the negative, if a log density.
+        method: the class in which the config is nested.
     """
 
-    training: str
-    settings: tuple[str, ...]
-    parts: tuple[str, ...]
+    members: ClassVar[Members[MethodConfig]]  # type: ignore[assignment]
+    title: ClassVar[str]
+    rank: ClassVar[int]
+    log_density: ClassVar[str]
+    method: ClassVar[type[Method]]
 
+    def __init_subclass__(
+        cls, kind: str | None = None, title: str = "", rank: int = 1000, log_density: str = ""
+    ) -> None:
+        """Register a member by its kind, with what tables say of it."""
+        super().__init_subclass__(kind)
+        title = title or (kind or "").replace("_", " ").title()
+        cls.title, cls.rank, cls.log_density = title, rank, log_density
 
-class MethodConfig(Family, ABC):
-    """The family of methods; `kind` is the registry key."""
-
-    @abstractmethod
     def build(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> Method:
         """An untrained method around `encoder`; `example` is a batch to measure widths with."""
+        return self.method(encoder, num_classes, self, example)
 
     def parts(self) -> tuple[MethodConfig, ...]:
-        """Methods that can be trained as runs of their own, anywhere, and are then all of this one.
-
-        Where there are any, their stages do the work of this method's own.
-        """
+        """The members that are trained as runs of their own, in place of this method's stages."""
         return ()
-
-    def first_stage(self) -> FirstStage | None:
-        """What the first stage depends on, if that of another run may be taken over."""
-        return None
-
-
-def load(path: str | Path, encoder: nn.Module) -> Method:
-    """The method that `Method.save` wrote, around an encoder of the same architecture."""
-    tensors, metadata = load_tensors(Path(path))
-    try:
-        config = from_dict(MethodConfig, json.loads(metadata["method"]))
-        num_classes, example = int(metadata["num_classes"]), _example(metadata)
-    except (KeyError, ValueError, AttributeError) as error:
-        raise StorageError(f"{path}: not written by Method.save ({error!r})") from None
-    with seeded(0, torch.device("cpu")):
-        method = config.build(encoder, num_classes, example)
-    if isinstance(encoder, Headless) and _is_shared(encoder.head_name, tensors):
-        method.get_submodule("head").register_module("linear", encoder.head)
-    # Asked first: torch would overwrite all that fits before it refuses the rest.
-    if different := differences(tensors, method.state_dict()):
-        raise StorageError(f"{path}: does not fit this encoder: {different}")
-    method.load_state_dict(tensors)
-    return method.eval()
-
-
-def _is_shared(head: str, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a saved method has the head of the model around which `attach` built it."""
-    own, models = (under(p, tensors) for p in ("head.linear.", f"encoder.model.{head}."))
-    return own.keys() == models.keys() and all(own[n].equal(models[n]) for n in own)
-
-
-def _example(metadata: Mapping[str, str]) -> Tensor | None:
-    """A batch like the one that a saved method was built with."""
-    if "example_shape" not in metadata:
-        return None
-    shape, dtype = json.loads(metadata["example_shape"]), getattr(torch, metadata["example_dtype"])
-    return torch.zeros(1, *shape, dtype=dtype)
-
-
-def _per_row(rows: Tensor, like: Tensor) -> Tensor:
-    """A value per row, shaped to broadcast over `like`."""
-    return rows.view(-1, *[1] * (like.ndim - 1))

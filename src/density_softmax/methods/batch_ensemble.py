@@ -15,10 +15,8 @@ from density_softmax.nn.layers.decay import sum_of_squares
 from density_softmax.nn.layers.rank_one import PointVectors, RankOne
 from density_softmax.nn.layers.surgery import WEIGHT_LAYERS, replace_layers
 from density_softmax.nn.softmax.averaging import average_members, nll_of_average, tile
-from density_softmax.training import Descent, Stage, Train, Values
+from density_softmax.training import Descent, Stage
 from density_softmax.types import Batch, Prediction
-
-__all__ = ["BatchEnsemble"]
 
 
 @final
@@ -31,7 +29,7 @@ class BatchEnsemble(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="batch_ensemble"):
+    class Config(MethodConfig, kind="batch_ensemble", title="BatchEnsemble", rank=150):
         """The members and how they are trained.
 
         Attributes:
@@ -41,8 +39,7 @@ class BatchEnsemble(Method):
                 there is a probability of +1 among random signs.
             fast_gradient: what the gradient of r, s and the members' biases is multiplied with. An
                 optimizer that normalises gradients, like Adam, undoes it.
-            l2: l2 · Σ w² over all but r and s is added to the loss, in place of a weight decay
-                of the optimizer, which would also pull at these.
+            l2: weight of Σ w² over all but r and s in the loss; weight decay would pull at these.
             descent: how the network is trained.
         """
 
@@ -53,26 +50,13 @@ class BatchEnsemble(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Reject what is no ensemble."""
             at_least(self, num_members=1, initial_std=0, fast_gradient=0, l2=0)
-
-        def build(
-            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
-        ) -> BatchEnsemble:
-            """Untrained members around `encoder`, whose layers are replaced."""
-            return BatchEnsemble(encoder, num_classes, self, example)
 
     config: Config
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        super().__init__(encoder, num_classes, config or BatchEnsemble.Config(), example)
-        self.head: nn.Module = nn.Linear(self.num_features, num_classes)
+    def setup(self, example: Tensor | None) -> None:
+        """Add the head, and make members of its layer and all of the encoder's."""
+        self.head = nn.Linear(self.num_features, self.num_classes)
         replace_layers(self, self._member_layer)
 
     def _member_layer(self, name: str, layer: nn.Module) -> RankOne | None:
@@ -88,29 +72,22 @@ class BatchEnsemble(Method):
 
     def stages(self) -> tuple[Stage, ...]:
         """One: all members on their mean cross entropy."""
-        descent = Train(
-            "train",
-            loss=self.loss,
-            parameters=list(self.parameters()),
-            descent=self.config.descent,
-            monitor=self._monitor,
-        )
-        return (descent,)
+        return (self.train_stage(self.config.descent, self.loss),)
 
     def forward(self, x: Tensor) -> Prediction:
         """The members' mean softmax, and what they disagree about."""
-        return average_members(self._members(x))
+        return average_members(self.member_logits(x))
 
     def loss(self, batch: Batch) -> Tensor:
         """The mean cross entropy of the members, and the penalty of what they share."""
-        logits = self._members(batch.x).flatten(0, 1)
+        logits = self.member_logits(batch.x).flatten(0, 1)
         nll = F.cross_entropy(logits, tile(batch.y, self.config.num_members))
         return nll + self.config.l2 * sum_of_squares(self)
 
-    def _members(self, x: Tensor) -> Tensor:
-        """The logits of all members, (members, batch, classes)."""
-        logits = self.head(self.features(tile(x, self.config.num_members)))
-        return logits.unflatten(0, (self.config.num_members, x.shape[0]))
+    def nll(self, batch: Batch) -> Tensor:
+        """−log 1/M Σ softmax(f_m(x))_y."""
+        return nll_of_average(self.member_logits(batch.x), batch.y)
 
-    def _monitor(self, batch: Batch) -> Values:
-        return {"nll": nll_of_average(self._members(batch.x), batch.y)}
+    def member_logits(self, x: Tensor) -> Tensor:
+        """The logits of all members, (members, batch, classes)."""
+        return self.logits_of_copies(x, self.config.num_members)

@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.densities import GaussianMixtureDensity
-from density_softmax.nn.layers.surgery import make_sensitive
+from density_softmax.nn.layers.surgery import prevent_feature_collapse
 from density_softmax.nn.lipschitz.spectral import constrain
-from density_softmax.nn.softmax.head import Head, entropy_of_logits
-from density_softmax.training import Descent, Stage, Train, Values
-from density_softmax.types import Batch, Prediction
-
-__all__ = ["DDU"]
+from density_softmax.nn.softmax.head import entropy_of_logits
+from density_softmax.training import Descent, Stage
+from density_softmax.types import Prediction
 
 
 @final
@@ -29,7 +26,7 @@ class DDU(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="ddu"):
+    class Config(MethodConfig, kind="ddu", title="DDU", rank=130, log_density="log p(z)"):
         """The network's changes, the density and the training.
 
         Attributes:
@@ -46,47 +43,24 @@ class DDU(Method):
         tied: bool = False
         descent: Descent = Descent(epochs=100)
 
-        def build(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> DDU:
-            """An untrained method around `encoder`, whose layers are changed."""
-            return DDU(encoder, num_classes, self, example)
-
     config: Config
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        config = config or DDU.Config()
-        make_sensitive(encoder)
-        super().__init__(encoder, num_classes, config, example)
+    def setup(self, example: Tensor | None) -> None:
+        """Make the encoder sensitive and smooth; add the head and the Gaussians."""
+        config = self.config
+        prevent_feature_collapse(self.encoder)
         if config.bound is not None:
-            constrain(encoder, config.bound, example, config.num_iterations, config.norms)
-        self.head = Head(self.num_features, num_classes)
+            constrain(self.encoder, config.bound, example, config.num_iterations, config.norms)
+        super().setup(example)
         density = GaussianMixtureDensity.Config(tied=config.tied)
-        self.density = density.build(self.num_features, num_classes)
+        self.density = density.build(self.num_features, self.num_classes)
 
     def stages(self) -> tuple[Stage, ...]:
         """The network on cross entropy, then the Gaussians in one pass."""
-        descent = Train(
-            "train",
-            loss=lambda batch: self._nll(batch).mean(),
-            parameters=[*self.encoder.parameters(), *self.head.parameters()],
-            descent=self.config.descent,
-            monitor=self._monitor,
-        )
-        return (descent, *self.density.stages())
+        return (self.train_stage(self.config.descent), *self.density.stages())
 
     def forward(self, x: Tensor) -> Prediction:
         """The softmax, its entropy, and −log q(z)."""
         z = self.features(x)
         logits = self.head(z)
         return Prediction(logits.softmax(-1), entropy_of_logits(logits), -self.density.log_prob(z))
-
-    def _nll(self, batch: Batch) -> Tensor:
-        return F.cross_entropy(self.head(self.features(batch.x)), batch.y, reduction="none")
-
-    def _monitor(self, batch: Batch) -> Values:
-        return {"nll": self._nll(batch)}

@@ -11,17 +11,15 @@ from torch import Tensor, nn
 from density_softmax.config import at_least
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.layers.surgery import fresh_copy
+from density_softmax.nn.layers.surgery import reinitialized_copy
 from density_softmax.nn.softmax.averaging import average_probs
 from density_softmax.training import Stage
 from density_softmax.types import Prediction
 
-__all__ = ["DeepEnsemble"]
-
 
 def _erm() -> MethodConfig:
     """The plain classifier with its default settings: a method does not import another."""
-    return MethodConfig.members["deterministic"]()  # type: ignore[return-value]
+    return MethodConfig.members["deterministic"]()
 
 
 @final
@@ -39,7 +37,7 @@ class DeepEnsemble(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="deep_ensemble"):
+    class Config(MethodConfig, kind="deep_ensemble", rank=160):
         """Members and their number.
 
         Attributes:
@@ -51,14 +49,7 @@ class DeepEnsemble(Method):
         num_members: int = 4
 
         def __post_init__(self) -> None:
-            """Reject an ensemble of nobody."""
             at_least(self, num_members=1)
-
-        def build(
-            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
-        ) -> DeepEnsemble:
-            """Untrained members: the first around `encoder`, the others around fresh copies."""
-            return DeepEnsemble(encoder, num_classes, self, example)
 
         def parts(self) -> tuple[MethodConfig, ...]:
             """Every member is a run of its own."""
@@ -66,19 +57,13 @@ class DeepEnsemble(Method):
 
     config: Config
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        config = config or DeepEnsemble.Config()
+    def setup(self, example: Tensor | None) -> None:
+        """Build the members: the first around the encoder, the others around copies of it."""
+        config, encoder = self.config, self.encoder
         # Copied before a member is built, which may change the layers of its encoder.
-        encoders = [encoder, *(fresh_copy(encoder) for _ in range(config.num_members - 1))]
-        super().__init__(encoder, num_classes, config, example)
+        encoders = [encoder, *(reinitialized_copy(encoder) for _ in range(config.num_members - 1))]
         del self.encoder  # it is the first member's, and would be saved twice
-        members = [config.member.build(each, num_classes, example) for each in encoders]
+        members = [config.member.build(each, self.num_classes, example) for each in encoders]
         self.members = nn.ModuleList(members)
         self.num_features = sum(member.num_features for member in members)
         # For the others a fact about the class; here it depends on who the members are.
@@ -111,4 +96,5 @@ class DeepEnsemble(Method):
                 "an ensemble has not: train its members as runs of their own, by "
                 "density-softmax train, or choose another member"
             )
-        return replace(stage, name=f"member{number}-{stage.name}")
+        # What it depends on besides is said of the member, not of the ensemble.
+        return replace(stage, name=f"member{number}-{stage.name}", settings=None, parts=())

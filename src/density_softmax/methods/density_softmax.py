@@ -7,22 +7,20 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from density_softmax.errors import UserError
-from density_softmax.methods.base import FirstStage, Method, MethodConfig
+from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.densities import Density, DensityConfig, FlowDensity
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty, PenaltyConfig
 from density_softmax.nn.softmax.head import Head, entropy_of_logits
 from density_softmax.nn.softmax.scale import QuantileScale, ScaleConfig
-from density_softmax.nn.softmax.typicality import Evidence, in_columns
+from density_softmax.nn.softmax.typicality import Typicality, in_columns
 from density_softmax.nn.taps import LayerReader
 from density_softmax.training import Adam, Descent, Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
-
-__all__ = ["DensitySoftmax"]
 
 
 @final
@@ -35,7 +33,13 @@ class DensitySoftmax(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="density_softmax"):
+    class Config(
+        MethodConfig,
+        kind="density_softmax",
+        title="Density-Softmax",
+        rank=170,
+        log_density="log p(z)",
+    ):
         """The parts and the three trainings of Algorithm 1.
 
         Attributes:
@@ -45,7 +49,7 @@ class DensitySoftmax(Method):
                 none means the last features, as in the paper.
             last: with layers, read the last features too, by a second density of the same kind.
             energy: add the classifier's own energy log Σ exp g(z) to the log densities. Shallow
-                layers see corruptions, last features and energy see foreign classes.
+                layers see corruptions, last features and energy see OOD classes.
             scale: how log densities become factors.
             representation: training of encoder and head (Eq. 4), or null if they are trained.
             head: training of the head on scaled logits (Eq. 6), or null to leave it out.
@@ -60,38 +64,24 @@ class DensitySoftmax(Method):
         representation: Descent | None = Descent(epochs=100)
         head: Descent | None = Descent(epochs=1, optimizer=Adam(lr=1e-4))
 
-        def build(
-            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
-        ) -> DensitySoftmax:
-            """An untrained method around `encoder`."""
-            return DensitySoftmax(encoder, num_classes, self, example)
-
-        def first_stage(self) -> FirstStage | None:
-            """Eq. 4, the same whatever the density, the scale and the training of the head."""
-            settings, parts = ("penalty", "representation"), ("encoder", "head", "penalty")
-            stage = FirstStage("density_softmax", settings, parts)
-            return None if self.representation is None else stage
-
     config: Config
+    head: Head
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        config = config or DensitySoftmax.Config()
-        # Of a trained model the names are those that its owner knows.
-        inside = "model" if isinstance(encoder, Headless) else ""
-        reader = LayerReader(encoder, config.layers, inside)
-        with reader.listening(encoder):
-            super().__init__(encoder, num_classes, config, example)
-        self.reader = reader
+    def setup(self, example: Tensor | None) -> None:
+        """Add the penalty, the head, the densities and the scale."""
+        config = self.config
         self.penalty = config.penalty.build()
-        self.head = Head(self.num_features, num_classes)
-        self.evidence = Evidence(self._densities(example), config.energy)
+        super().setup(example)
+        self.typicality = Typicality(self._densities(example), config.energy)
         self.scale = config.scale.build()
+
+    def measure_features(self, example: Tensor | None) -> int:
+        """The width of z; what the named layers give in the same pass is kept."""
+        # Of a trained model the names are those that its owner knows.
+        inside = "model" if isinstance(self.encoder, Headless) else ""
+        self.reader = LayerReader(self.encoder, self.config.layers, inside)
+        with self.reader.reading(self.encoder):
+            return super().measure_features(example)
 
     def stages(self) -> tuple[Stage, ...]:
         """Algorithm 1: representation, density, scale, head."""
@@ -103,7 +93,7 @@ class DensitySoftmax(Method):
             on="features",
             split=self.scale.fitted_on,
         )
-        before = (*self._representation(), *self.evidence.stages(), scale)
+        before = (*self._representation(), *self._density_stages(), scale)
         if self.config.head is None:
             return before
         # The energy is the head's own: with another head it has other constants.
@@ -111,15 +101,22 @@ class DensitySoftmax(Method):
         return (*before, self._head_stage(self.config.head), *again)
 
     def _representation(self) -> Iterator[Stage]:
-        if self.config.representation is not None:
-            yield Train(
-                "representation",
-                loss=self.representation_loss,
+        if (descent := self.config.representation) is not None:
+            penalty, objective = self.config.penalty, "cross entropy + gradient penalty"
+            yield replace(
+                self.train_stage(descent, self.representation_loss, "representation"),
                 parameters=[*self.encoder.parameters(), *self.head.parameters()],
-                descent=self.config.representation,
-                monitor=self._monitor_representation,
                 after_step=self.penalty.after_step(),
+                settings={"objective": objective, "penalty": penalty, "descent": descent},
+                parts=("encoder", "head", "penalty"),
             )
+
+    def _density_stages(self) -> Iterator[Stage]:
+        names = ("density", "layers", "last", "energy")
+        settings = {name: getattr(self.config, name) for name in names}
+        for stage in self.typicality.stages():
+            own = settings | {"objective": stage.name}
+            yield replace(stage, settings=own, parts=("encoder", "typicality"))
 
     def _head_stage(self, descent: Descent) -> Stage:
         return Train(
@@ -143,9 +140,9 @@ class DensitySoftmax(Method):
 
     def features(self, x: Tensor) -> Tensor:
         """The last features z and, behind them, what the named layers gave."""
-        with self.reader.listening(self.encoder):
+        with self.reader.reading(self.encoder):
             z = self.encode(x)
-        return torch.cat([z, *self.reader.take()], dim=1) if self.config.layers else z
+        return torch.cat([z, *self.reader.pop()], dim=1) if self.config.layers else z
 
     def encode(self, x: Tensor) -> Tensor:
         """The last features alone."""
@@ -154,15 +151,16 @@ class DensitySoftmax(Method):
     def logits_and_log_prob(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """g(z) and log p(z), from what `features` returns."""
         raw = self.head.raw(self._last(features))
-        return raw / self.head.temperature, self.evidence(features, raw)
+        return raw / self.head.temperature, self.typicality(features, raw)
 
     def representation_loss(self, batch: Batch) -> Tensor:
         """Eq. 4: cross entropy + λ E(‖∂f/∂x‖ − 1)²."""
         z, penalty = self.penalty(self.encode, batch.x)
         return F.cross_entropy(self.head(z), batch.y) + penalty
 
-    def _monitor_representation(self, batch: Batch) -> Values:
-        return {"nll": F.cross_entropy(self.head(self.encode(batch.x)), batch.y, reduction="none")}
+    def nll(self, batch: Batch) -> Tensor:
+        """−log softmax(g(z))_y, without the density."""
+        return F.cross_entropy(self.head(self.encode(batch.x)), batch.y, reduction="none")
 
     def _last(self, features: Tensor) -> Tensor:
         return in_columns(features, slice(0, self.num_features))
@@ -170,7 +168,7 @@ class DensitySoftmax(Method):
     @property
     def density(self) -> Density:
         """p(z; α); with layers, that of what they gave."""
-        first = next(iter(self.evidence.densities.values()))
+        first = next(iter(self.typicality.densities.values()))
         assert isinstance(first, Density)
         return first
 
@@ -180,7 +178,7 @@ class DensitySoftmax(Method):
         if self.config.layers:
             if example is None:
                 raise UserError("to read layers, build with example=, a batch of inputs")
-            widths = [h.shape[1] for h in self.reader.take()]  # of the pass that measured z
+            widths = [h.shape[1] for h in self.reader.pop()]  # of the pass that measured z
             shallow = {"layers": slice(self.num_features, self.num_features + sum(widths))}
             columns = shallow | columns if self.config.last else shallow
         build = self.config.density.build
@@ -188,11 +186,11 @@ class DensitySoftmax(Method):
 
     def _scale_statistics(self, batch: Batch) -> Values:
         raw = self.head.raw(self._last(batch.x))
-        return {"experts": self.evidence.experts(batch.x, raw), "logits": raw, "y": batch.y}
+        return {"experts": self.typicality.experts(batch.x, raw), "logits": raw, "y": batch.y}
 
     def _fit_scale(self, total: Values) -> None:
-        self.evidence.fit(total["experts"])
-        log_prob = self.evidence.combined(total["experts"])
+        self.typicality.fit(total["experts"])
+        log_prob = self.typicality.combined(total["experts"])
         self.head.temperature.fill_(self.scale.fit(log_prob, total["logits"], total["y"]))
 
     def _scaled_nll(self, batch: Batch) -> Tensor:

@@ -1,75 +1,166 @@
-"""Empirical risk minimisation: the softmax classifier that everything is compared to."""
+"""The plain softmax classifier and its controls: one network at one temperature for all inputs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC
+from dataclasses import dataclass, field, replace
 from typing import final
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from density_softmax.methods.base import FirstStage, Method, MethodConfig
-from density_softmax.nn.softmax.head import Head, entropy_of_logits
-from density_softmax.training import Descent, Stage, Train, Values
+from density_softmax.config import ConfigError
+from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty, PenaltyConfig
+from density_softmax.nn.softmax.head import Head, entropy_of_logits, fit_temperature
+from density_softmax.training import Descent, Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
-__all__ = ["Deterministic"]
+
+class SoftmaxClassifier(Method, ABC):
+    """softmax(g(f(x)) / T), trained at T = 1; the entropy stands for both uncertainties."""
+
+    head: Head
+
+    def forward(self, x: Tensor) -> Prediction:
+        """The softmax at temperature T and its entropy."""
+        logits = self.head(self.features(x))
+        entropy = entropy_of_logits(logits)
+        return Prediction(logits.softmax(-1), entropy, entropy)
+
+    def raw_logits(self, x: Tensor) -> Tensor:
+        """g(f(x)), the logits at temperature 1."""
+        return self.head.raw(self.features(x))
+
+    def nll(self, batch: Batch) -> Tensor:
+        """−log softmax(g(f(x)))_y."""
+        return F.cross_entropy(self.raw_logits(batch.x), batch.y, reduction="none")
+
+    def train_on_cross_entropy(self, descent: Descent) -> Train:
+        """The training of ERM."""
+        settings = {"objective": "cross entropy", "descent": descent}
+        return self.train_stage(descent, settings=settings, parts=("encoder", "head"))
+
+    def temperature_stage(self) -> Estimate:
+        """T minimises the NLL of the held-out slice."""
+        return Estimate(
+            "temperature",
+            statistics=lambda batch: {"logits": self.raw_logits(batch.x), "y": batch.y},
+            finish=self._fit_temperature,
+            reduce="concat",
+            split="heldout",
+        )
+
+    def _fit_temperature(self, total: Values) -> None:
+        self.head.temperature.fill_(fit_temperature(total["logits"], total["y"]))
 
 
 @final
-class Deterministic(Method):
+class Deterministic(SoftmaxClassifier):
     """Empirical risk minimisation (Vapnik 1998): softmax(g(f(x))), trained on cross entropy.
 
     It does not tell aleatoric from epistemic uncertainty: the entropy stands for both.
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="deterministic"):
+    class Config(MethodConfig, kind="deterministic", title="ERM", rank=10):
         """How the network is trained."""
 
         descent: Descent = Descent(epochs=100)
 
-        def build(
-            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
-        ) -> Deterministic:
-            """An untrained classifier around `encoder`."""
-            return Deterministic(encoder, num_classes, self, example)
-
-        def first_stage(self) -> FirstStage:
-            """The whole training, which temperature scaling begins with."""
-            return FirstStage("deterministic", ("descent",), ("encoder", "head"))
-
     config: Config
-
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        super().__init__(encoder, num_classes, config or Deterministic.Config(), example)
-        self.head = Head(self.num_features, num_classes)
 
     def stages(self) -> tuple[Stage, ...]:
         """One: the whole network on cross entropy."""
-        descent = Train(
-            "train",
-            loss=lambda batch: self._nll(batch).mean(),
-            parameters=list(self.parameters()),
-            descent=self.config.descent,
-            monitor=self._monitor,
-        )
-        return (descent,)
+        return (self.train_on_cross_entropy(self.config.descent),)
 
-    def forward(self, x: Tensor) -> Prediction:
-        """The softmax and its entropy."""
-        logits = self.head(self.features(x))
-        entropy = entropy_of_logits(logits)
-        return Prediction(logits.softmax(-1), entropy, entropy)
 
-    def _nll(self, batch: Batch) -> Tensor:
-        return F.cross_entropy(self.head(self.features(batch.x)), batch.y, reduction="none")
+@final
+class TemperatureScaling(SoftmaxClassifier):
+    """Temperature scaling (Guo et al., ICML 2017): softmax(g(f(x)) / T).
 
-    def _monitor(self, batch: Batch) -> Values:
-        return {"nll": self._nll(batch)}
+    The control for every gain in calibration: T minimises the NLL of the held-out slice, the one
+    that Density-Softmax calibrates on, by the same fit. It changes no predicted class and, like
+    ERM, does not tell aleatoric from epistemic uncertainty: the entropy stands for both.
+    """
+
+    @dataclass(frozen=True)
+    class Config(
+        MethodConfig, kind="temperature_scaling", title="ERM + temperature scaling", rank=20
+    ):
+        """How the network is trained; the temperature leaves nothing to choose."""
+
+        descent: Descent = Descent(epochs=100)
+
+    config: Config
+
+    def stages(self) -> tuple[Stage, ...]:
+        """The whole network on cross entropy, then T on the held-out slice."""
+        return self.train_on_cross_entropy(self.config.descent), self.temperature_stage()
+
+
+@final
+class ConstantTemperature(SoftmaxClassifier):
+    """The control for Density-Softmax's density: softmax(g(f(x)) / T), T the same for all inputs.
+
+    f and g are trained as in the representation stage of Density-Softmax (Bui & Liu 2024, Eq. 4)
+    and 1/T stands for its factor s(log p(z)), so the two methods differ only in the density:
+
+    - where the factor is never 1, as in the range scale of the paper's code, T is one over the
+      middle of its range, a number of the recipe: factors from exp(−.55) to exp(−.45) give exp(.5);
+    - where the factor of typical inputs is 1, as in the quantile scale, which leaves temperature
+      to a fit on the held-out slice, T comes from that fit.
+
+    The head is not trained again at this T. `density_softmax` with `scale=range` and
+    `scale.averaged=true` does that, at the mean factor of the density itself.
+    """
+
+    @dataclass(frozen=True)
+    class Config(
+        MethodConfig,
+        kind="constant_temperature",
+        title="ERM + penalty + constant temperature",
+        rank=30,
+    ):
+        """The representation stage of Density-Softmax, and the temperature.
+
+        Attributes:
+            penalty: which norm of the Jacobian Eq. 4 penalises, and how much.
+            descent: how the network is trained.
+            temperature: T, or null to fit it on the held-out slice.
+        """
+
+        penalty: PenaltyConfig = field(default_factory=FrobeniusPenalty.Config)
+        descent: Descent = Descent(epochs=100)
+        temperature: float | None = None
+
+        def __post_init__(self) -> None:
+            if self.temperature is not None and self.temperature <= 0:
+                raise ConfigError(f"temperature={self.temperature}: choose one above 0, or null")
+
+    config: Config
+
+    def setup(self, example: Tensor | None) -> None:
+        """Add the penalty and a head, whose temperature may be known."""
+        self.penalty = self.config.penalty.build()
+        super().setup(example)
+        if self.config.temperature is not None:
+            self.head.temperature.fill_(self.config.temperature)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """The whole network on Eq. 4 and, unless the recipe knows it, T on the held-out slice."""
+        config = self.config
+        after_step = self.penalty.after_step()
+        train = self.train_stage(config.descent, self.loss, "representation", after_step=after_step)
+        if config.temperature is not None:
+            return (train,)
+        # The training of Density-Softmax, whose head begins at temperature 1, too.
+        objective = "cross entropy + gradient penalty"
+        settings = {"objective": objective, "penalty": config.penalty, "descent": config.descent}
+        shared = replace(train, settings=settings, parts=("encoder", "head", "penalty"))
+        return shared, self.temperature_stage()
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Eq. 4, at temperature 1: cross entropy + λ E(‖∂f/∂x‖ − 1)²."""
+        z, penalty = self.penalty(self.features, batch.x)
+        return F.cross_entropy(self.head.raw(z), batch.y) + penalty

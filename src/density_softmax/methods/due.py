@@ -6,19 +6,18 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from density_softmax.config import at_least
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.layers.batch_statistics import batch_statistics
 from density_softmax.nn.layers.processes import SparseProcess
+from density_softmax.nn.layers.variational import count_samples
 from density_softmax.nn.lipschitz.spectral import constrain
 from density_softmax.nn.softmax.averaging import average_members, nll_of_average
-from density_softmax.training import Descent, Estimate, Stage, Train, Values
+from density_softmax.training import Descent, Estimate, Stage, Values
 from density_softmax.types import Batch, Prediction
-
-__all__ = ["DUE"]
 
 
 @final
@@ -39,7 +38,7 @@ class DUE(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="due"):
+    class Config(MethodConfig, kind="due", title="DUE", rank=140):
         """The constraint, the process and their training; the authors' for CIFAR-10.
 
         Attributes:
@@ -62,36 +61,25 @@ class DUE(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Refuse counts that count nothing."""
             at_least(self, num_inducing=1, num_initial=1, num_train_samples=1, num_samples=1)
-
-        def build(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> DUE:
-            """An untrained method around `encoder`, whose layers are constrained."""
-            return DUE(encoder, num_classes, self, example)
 
     config: Config
     draws: Tensor
     num_data: Tensor
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        config = config or DUE.Config()
-        super().__init__(encoder, num_classes, config, example)
+    def setup(self, example: Tensor | None) -> None:
+        """Bound the norms of the encoder; add the process and the draws of a prediction."""
+        config = self.config
         if config.bound is not None:
-            constrain(encoder, config.bound, example, config.num_iterations, norms=True)
-        num_inducing = config.num_inducing or num_classes
-        self.process = SparseProcess(self.num_features, num_classes, num_inducing)
-        self.register_buffer("draws", _normal_draws(config.num_samples, num_classes))
+            constrain(self.encoder, config.bound, example, config.num_iterations, norms=True)
+        num_inducing = config.num_inducing or self.num_classes
+        self.process = SparseProcess(self.num_features, self.num_classes, num_inducing)
+        self.register_buffer("draws", _normal_draws(config.num_samples, self.num_classes))
         self.register_buffer("num_data", torch.ones(()))
 
     def stages(self) -> tuple[Stage, ...]:
         """Count the data, find where the process begins, then train everything at once."""
-        count = Estimate("count", statistics=_count, finish=self._set_num_data)
+        count = Estimate("count", count_samples, lambda total: self.num_data.copy_(total["count"]))
         inducing = Estimate(
             "inducing",
             statistics=self._features_of_training,
@@ -99,14 +87,7 @@ class DUE(Method):
             reduce="concat",
             limit=self.config.num_initial,
         )
-        descent = Train(
-            "train",
-            loss=self.loss,
-            parameters=list(self.parameters()),
-            descent=self.config.descent,
-            monitor=lambda batch: {"nll": nll_of_average(self.logits(batch.x), batch.y)},
-        )
-        return (count, inducing, descent)
+        return count, inducing, self.train_stage(self.config.descent, self.loss)
 
     def forward(self, x: Tensor) -> Prediction:
         """E softmax(f), its expected entropy, and the mutual information."""
@@ -117,6 +98,10 @@ class DUE(Method):
         mean, variance = self.process(self.features(x))
         return mean + variance.sqrt() * self.draws[:, None]
 
+    def nll(self, batch: Batch) -> Tensor:
+        """−log E softmax(f(z))_y over the kept draws."""
+        return nll_of_average(self.logits(batch.x), batch.y)
+
     def loss(self, batch: Batch) -> Tensor:
         """−E_q log softmax(f(z))_y + KL(q ‖ p) / N, mean over the batch."""
         mean, variance = self.process(self.features(batch.x))
@@ -125,16 +110,9 @@ class DUE(Method):
         fit = F.cross_entropy(f.flatten(0, 1), batch.y.repeat(num_draws))
         return fit + self.process.kl() / self.num_data
 
-    def _set_num_data(self, total: Values) -> None:
-        self.num_data.copy_(total["count"])
-
     def _features_of_training(self, batch: Batch) -> Values:
         with batch_statistics(self.encoder):
             return {"z": self.features(batch.x).float()}
-
-
-def _count(batch: Batch) -> Values:
-    return {"count": torch.tensor(len(batch.y), device=batch.y.device)}
 
 
 def _normal_draws(num_draws: int, num_classes: int) -> Tensor:

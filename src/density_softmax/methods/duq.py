@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from density_softmax.config import ConfigError
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.layers.centroids import CentroidKernels, KernelPenalty
 from density_softmax.nn.lipschitz.penalty import PenaltyOptions
-from density_softmax.training import Descent, Estimate, Stage, Train, Values
+from density_softmax.training import Descent, Estimate, Stage, Values
 from density_softmax.types import Batch, Prediction
-
-__all__ = ["DUQ"]
 
 
 @final
@@ -33,7 +31,7 @@ class DUQ(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="duq"):
+    class Config(MethodConfig, kind="duq", title="DUQ", rank=120):
         """The kernels and their training; defaults are those of the authors' CIFAR-10 code.
 
         Attributes:
@@ -54,7 +52,6 @@ class DUQ(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Refuse kernels without a width and averages that do not move."""
             if self.length_scale <= 0:
                 raise ConfigError(f"length_scale={self.length_scale}: choose more than 0")
             for name in ("momentum", "floor"):
@@ -63,42 +60,26 @@ class DUQ(Method):
             if self.centroid_size is not None and self.centroid_size < 1:
                 raise ConfigError(f"centroid_size={self.centroid_size}: choose 1 or more, or null")
 
-        def build(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> DUQ:
-            """An untrained method around `encoder`."""
-            return DUQ(encoder, num_classes, self, example)
-
     config: Config
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        config = config or DUQ.Config()
-        super().__init__(encoder, num_classes, config, example)
+    def setup(self, example: Tensor | None) -> None:
+        """Add the kernels and the penalty."""
+        config = self.config
         self.kernels = CentroidKernels(
             self.num_features,
-            num_classes,
+            self.num_classes,
             config.centroid_size or self.num_features,
             config.length_scale,
             config.momentum,
-            count=config.descent.batch_size / num_classes,
+            count=config.descent.batch_size / self.num_classes,
         )
         self.penalty = KernelPenalty(config.penalty)
 
     def stages(self) -> tuple[Stage, ...]:
         """One: the network and all W_c on the loss, the centroids after each step."""
-        descent = Train(
-            "train",
-            loss=self.loss,
-            parameters=list(self.parameters()),
-            descent=self.config.descent,
-            monitor=self._monitor,
-            after_step=Estimate("centroids", statistics=self._sums, finish=self._move),
-        )
-        return (descent,)
+        centroids = Estimate("centroids", statistics=self._sums, finish=self._move)
+        train = self.train_stage(self.config.descent, self.loss, after_step=centroids)
+        return (replace(train, monitor=self._monitor),)
 
     def forward(self, x: Tensor) -> Prediction:
         """Normalised kernels, their entropy, and the distance to the nearest centroid."""

@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import final
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from density_softmax.config import ConfigError, at_least
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.softmax.averaging import average_parts, nll_of_average, nll_of_parts
-from density_softmax.nn.softmax.gaussian_logits import GaussianHead, GaussianLogits, Noise
-from density_softmax.training import Descent, Stage, Train, Values
+from density_softmax.nn.softmax.averaging import average_members, nll_of_average, nll_of_chunks
+from density_softmax.nn.softmax.head import GaussianHead, GaussianLogits, Noise
+from density_softmax.training import Descent, Stage
 from density_softmax.types import Batch, Prediction
-
-__all__ = ["Heteroscedastic"]
 
 
 @final
@@ -29,7 +27,7 @@ class Heteroscedastic(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="heteroscedastic"):
+    class Config(MethodConfig, kind="heteroscedastic", rank=90):
         """Factors, temperature and samples are those of uncertainty-baselines on CIFAR.
 
         Attributes:
@@ -50,48 +48,28 @@ class Heteroscedastic(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Reject counts that count nothing, and a temperature or a scale below zero."""
             at_least(self, num_factors=1, num_samples=1, min_scale=0, chunk=0)
             if self.temperature <= 0:
                 raise ConfigError(f"temperature={self.temperature}: choose more than 0")
 
-        def build(
-            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
-        ) -> Heteroscedastic:
-            """An untrained classifier around `encoder`."""
-            return Heteroscedastic(encoder, num_classes, self, example)
-
     config: Config
     draws_samples = True
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        config = config or Heteroscedastic.Config()
-        super().__init__(encoder, num_classes, config, example)
+    def setup(self, example: Tensor | None) -> None:
+        """Add the layer that gives μ, V and d."""
+        config = self.config
         self.head = GaussianHead(
-            self.num_features, num_classes, config.num_factors, config.min_scale
+            self.num_features, self.num_classes, config.num_factors, config.min_scale
         )
 
     def stages(self) -> tuple[Stage, ...]:
         """One: encoder and head on −log of the mean probability."""
-        descent = Train(
-            "train",
-            loss=lambda batch: self._nll(batch).mean(),
-            parameters=list(self.parameters()),
-            descent=self.config.descent,
-            monitor=self._monitor,
-        )
-        return (descent,)
+        return (self.train_stage(self.config.descent),)
 
     def forward(self, x: Tensor) -> Prediction:
         """1/S Σ_s softmax(u_s / T), and what the samples disagree about."""
         u = self.logits(x)
-        return average_parts(u.sample(noise) for noise in self._draw(u))
+        return average_members(u.sample(noise) for noise in self._draw(u))
 
     def logits(self, x: Tensor) -> GaussianLogits:
         """The distribution of u / T."""
@@ -103,19 +81,16 @@ class Heteroscedastic(Method):
         """S draws in chunks. They are small beside the logits that they make of a batch."""
         return u.noise(self.config.num_samples).split(self.config.chunk or self.config.num_samples)
 
-    def _nll(self, batch: Batch) -> Tensor:
+    def nll(self, batch: Batch) -> Tensor:
         """−log 1/S Σ_s softmax(u_s / T)_y."""
         u = self.logits(batch.x)
         chunks = self._draw(u)
 
-        def nll(u: GaussianLogits, noise: Noise) -> Tensor:
+        def nll_of(u: GaussianLogits, noise: Noise) -> Tensor:
             return nll_of_average(u.sample(noise), batch.y)
 
         if len(chunks) == 1:
-            return nll(u, chunks[0])
+            return nll_of(u, chunks[0])
         # The way back computes a chunk again, or chunks would save no memory in training.
-        again = partial(checkpoint, nll, use_reentrant=False, preserve_rng_state=False)
-        return nll_of_parts([again(u, c) for c in chunks], [len(c.own) for c in chunks])
-
-    def _monitor(self, batch: Batch) -> Values:
-        return {"nll": self._nll(batch)}
+        again = partial(checkpoint, nll_of, use_reentrant=False, preserve_rng_state=False)
+        return nll_of_chunks([again(u, c) for c in chunks], [len(c.own) for c in chunks])

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from density_softmax.config import ConfigError, at_least
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.layers.variational import add_dropout
-from density_softmax.nn.softmax.averaging import average_members, in_chunks, tile
-from density_softmax.nn.softmax.head import Head
-from density_softmax.training import Descent, Stage, Train, Values
-from density_softmax.types import Batch, Prediction
-
-__all__ = ["MCDropout"]
+from density_softmax.nn.softmax.averaging import average_members, in_chunks
+from density_softmax.training import Descent, Stage
+from density_softmax.types import Prediction
 
 
 @final
@@ -30,7 +27,7 @@ class MCDropout(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="mc_dropout"):
+    class Config(MethodConfig, kind="mc_dropout", title="MC Dropout", rank=40):
         """Rate and number of samples are those of uncertainty-baselines on CIFAR.
 
         Attributes:
@@ -46,61 +43,28 @@ class MCDropout(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Reject what is no rate and no count."""
             if not 0 <= self.rate < 1:
                 raise ConfigError(f"rate={self.rate}: choose 0 or more and less than 1")
             at_least(self, num_samples=1, chunk=0)
 
-        def build(
-            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
-        ) -> MCDropout:
-            """An untrained classifier around `encoder`, which gets dropout layers."""
-            return MCDropout(encoder, num_classes, self, example)
-
     config: Config
     draws_samples = True
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        config = config or MCDropout.Config()
-        super().__init__(encoder, num_classes, config, example)
-        add_dropout(encoder, config.rate)
-        self.head = Head(self.num_features, num_classes)
+    def setup(self, example: Tensor | None) -> None:
+        """Put dropout into the encoder and a head behind it."""
+        add_dropout(self.encoder, self.config.rate)
+        super().setup(example)
 
     def stages(self) -> tuple[Stage, ...]:
         """One: the whole network on cross entropy, with dropout."""
-        descent = Train(
-            "train",
-            loss=lambda batch: self._nll(batch).mean(),
-            parameters=list(self.parameters()),
-            descent=self.config.descent,
-            monitor=self._monitor,
-        )
-        return (descent,)
+        # Monitored under one mask: S of them may cost more than the epoch.
+        return (self.train_stage(self.config.descent),)
 
     def forward(self, x: Tensor) -> Prediction:
         """1/S Σ_s softmax(g(f(x; b_s))), and what the masks disagree about."""
         return average_members(self.sample_logits(x))
 
     def sample_logits(self, x: Tensor) -> Tensor:
-        """g(f(x; b_s)) for S masks, (samples, batch, classes)."""
-
-        def sample(num_samples: int) -> Tensor:
-            # Each copy of the batch meets masks of its own.
-            logits = self.head(self.features(tile(x, num_samples)))
-            return logits.unflatten(0, (num_samples, x.shape[0]))
-
+        """g(f(x; b_s)) for S masks, (samples, batch, classes); each copy of x has its own."""
+        sample = partial(self.logits_of_copies, x)
         return in_chunks(sample, self.config.num_samples, self.config.chunk)
-
-    def _nll(self, batch: Batch) -> Tensor:
-        """−log softmax(g(f(x; b)))_y under one mask per sample."""
-        return F.cross_entropy(self.head(self.features(batch.x)), batch.y, reduction="none")
-
-    def _monitor(self, batch: Batch) -> Values:
-        # Under one mask: S of them may cost more than the epoch that is monitored.
-        return {"nll": self._nll(batch)}

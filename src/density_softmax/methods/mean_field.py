@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 from torch import Tensor, nn
@@ -13,11 +14,9 @@ from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.layers.decay import sum_of_squares
 from density_softmax.nn.layers.surgery import WEIGHT_LAYERS, replace_layers
 from density_softmax.nn.layers.variational import AnnealedKL, Flipout
-from density_softmax.nn.softmax.averaging import average_members, in_chunks, nll_of_average, tile
-from density_softmax.training import Descent, Stage, Train, Values
+from density_softmax.nn.softmax.averaging import average_members, in_chunks, nll_of_average
+from density_softmax.training import Descent, Stage
 from density_softmax.types import Batch, Prediction
-
-__all__ = ["MeanField"]
 
 
 @final
@@ -31,7 +30,7 @@ class MeanField(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="mean_field"):
+    class Config(MethodConfig, kind="mean_field", title="Mean-Field VI", rank=50):
         """How the posterior is learned and sampled.
 
         Attributes:
@@ -42,8 +41,8 @@ class MeanField(Method):
             initial_std: where all standard deviations σ start.
             prior_std: the standard deviation of the prior.
             annealing_epochs: after how many epochs the divergence counts in full.
-            l2: l2 · Σ w² over biases and batch norms is added to the loss, in place of a
-                weight decay of the optimizer, which would also pull at the posterior.
+            l2: weight of Σ w² over biases and batch norms in the loss; weight decay would also
+                pull at the posterior.
             descent: how the network is trained.
         """
 
@@ -56,30 +55,17 @@ class MeanField(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Reject what is no posterior."""
             at_least(self, num_samples=1, chunk=0, annealing_epochs=1, l2=0)
             for name in ("initial_std", "prior_std"):
                 if not getattr(self, name) > 0:
                     raise ConfigError(f"{name}={getattr(self, name)}: choose a positive number")
 
-        def build(
-            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
-        ) -> MeanField:
-            """An untrained network around `encoder`, whose layers are replaced."""
-            return MeanField(encoder, num_classes, self, example)
-
     config: Config
     draws_samples = True
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        super().__init__(encoder, num_classes, config or MeanField.Config(), example)
-        self.head: nn.Module = nn.Linear(self.num_features, num_classes)
+    def setup(self, example: Tensor | None) -> None:
+        """Add the head, and give a posterior to its weights and all of the encoder's."""
+        self.head = nn.Linear(self.num_features, self.num_classes)
         self.kl = AnnealedKL(self.config.annealing_epochs)
         replace_layers(self, self._flipout)
 
@@ -90,33 +76,23 @@ class MeanField(Method):
 
     def stages(self) -> tuple[Stage, ...]:
         """Count the samples, then the whole network on the evidence bound."""
-        descent = Train(
-            "train",
-            loss=self.loss,
-            parameters=list(self.parameters()),
-            descent=self.config.descent,
-            monitor=self._monitor,
-            after_step=self.kl.after_step(),
-        )
-        return (self.kl.count(), descent)
+        train = self.train_stage(self.config.descent, self.loss, after_step=self.kl.after_step())
+        return self.kl.count(), train
 
     def forward(self, x: Tensor) -> Prediction:
         """The mean softmax over draws of the weights, and what the draws disagree about."""
-        return average_members(self._sample(x))
+        return average_members(self.sample_logits(x))
 
     def loss(self, batch: Batch) -> Tensor:
         """The negative evidence bound per sample, and the penalty of what has no posterior."""
         nll = F.cross_entropy(self.head(self.features(batch.x)), batch.y)
         return nll + self.kl(self) + self.config.l2 * sum_of_squares(self)
 
-    def _sample(self, x: Tensor) -> Tensor:
+    def nll(self, batch: Batch) -> Tensor:
+        """−log 1/S Σ softmax(f(x; W_s))_y."""
+        return nll_of_average(self.sample_logits(batch.x), batch.y)
+
+    def sample_logits(self, x: Tensor) -> Tensor:
         """Logits under draws of the weights, (samples, batch, classes)."""
-
-        def sample(number: int) -> Tensor:
-            logits = self.head(self.features(tile(x, number)))
-            return logits.unflatten(0, (number, x.shape[0]))
-
+        sample = partial(self.logits_of_copies, x)
         return in_chunks(sample, self.config.num_samples, self.config.chunk)
-
-    def _monitor(self, batch: Batch) -> Values:
-        return {"nll": nll_of_average(self._sample(batch.x), batch.y)}

@@ -6,18 +6,16 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from density_softmax.config import ConfigError, at_least
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.layers.surgery import side_by_side, widen_input
+from density_softmax.nn.layers.surgery import concatenate_inputs, widen_input
 from density_softmax.nn.softmax.averaging import average_members, nll_of_average
 from density_softmax.nn.softmax.head import Head
-from density_softmax.training import Descent, Stage, Train, Values
+from density_softmax.training import Descent, Stage
 from density_softmax.types import Batch, Prediction
-
-__all__ = ["MIMO"]
 
 
 @final
@@ -30,7 +28,7 @@ class MIMO(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="mimo"):
+    class Config(MethodConfig, kind="mimo", title="MIMO", rank=110):
         """Members and repetitions are those of uncertainty-baselines on CIFAR.
 
         Attributes:
@@ -47,41 +45,21 @@ class MIMO(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Reject counts that count nothing and what is no share."""
             at_least(self, num_members=1, batch_repetition=1)
             if not 0 <= self.input_repetition <= 1:
                 raise ConfigError(f"input_repetition={self.input_repetition}: choose 0 to 1")
 
-        def build(
-            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
-        ) -> MIMO:
-            """An untrained classifier around `encoder`, whose first layer is widened."""
-            return MIMO(encoder, num_classes, self, example)
-
     config: Config
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        config = config or MIMO.Config()
-        super().__init__(encoder, num_classes, config, example)
-        widen_input(encoder, config.num_members, example)
-        self.heads = Head(self.num_features, config.num_members * num_classes)
+    def setup(self, example: Tensor | None) -> None:
+        """Widen the encoder's first layer; add a head per member."""
+        num_members = self.config.num_members
+        widen_input(self.encoder, num_members, example)
+        self.heads = Head(self.num_features, num_members * self.num_classes)
 
     def stages(self) -> tuple[Stage, ...]:
         """One: the whole network on the cross entropies of all members."""
-        descent = Train(
-            "train",
-            loss=lambda batch: self.member_nlls(batch).mean(1).sum(),
-            parameters=list(self.parameters()),
-            descent=self.config.descent,
-            monitor=self._monitor,
-        )
-        return (descent,)
+        return (self.train_stage(self.config.descent, self.loss),)
 
     def forward(self, x: Tensor) -> Prediction:
         """1/M Σ_m softmax(g_m(f(x, ..., x))), and what the members disagree about."""
@@ -89,7 +67,7 @@ class MIMO(Method):
 
     def features(self, x: Tensor) -> Tensor:
         """f(x, ..., x)."""
-        return super().features(side_by_side(x.expand(self.config.num_members, *x.shape)))
+        return super().features(concatenate_inputs(x.expand(self.config.num_members, *x.shape)))
 
     def deal(self, num_samples: int, device: torch.device | None = None) -> Tensor:
         """Which sample of a training batch each member sees at each place, (members, places).
@@ -103,15 +81,20 @@ class MIMO(Method):
         own = torch.rand(self.config.num_members, num_own, device=device).argsort(1)
         return torch.cat([deck[own], deck[num_own:].expand(self.config.num_members, -1)], dim=1)
 
+    def loss(self, batch: Batch) -> Tensor:
+        """−Σ_m log softmax(g_m(f(x_1, ..., x_M)))_{y_m}, mean over the batch."""
+        return self.member_nlls(batch).mean(1).sum()
+
+    def nll(self, batch: Batch) -> Tensor:
+        """−log 1/M Σ_m softmax(g_m(f(x, ..., x)))_y."""
+        return nll_of_average(self.member_logits(self.features(batch.x)), batch.y)
+
     def member_nlls(self, batch: Batch) -> Tensor:
         """−log softmax(g_m(f(x_1, ..., x_M)))_{y_m} at each place, (members, places)."""
         dealt = self.deal(len(batch.y), batch.y.device)
-        logits = self.member_logits(super().features(side_by_side(batch.x[dealt])))
+        logits = self.member_logits(super().features(concatenate_inputs(batch.x[dealt])))
         return F.cross_entropy(logits.movedim(-1, 1), batch.y[dealt], reduction="none")
 
     def member_logits(self, z: Tensor) -> Tensor:
         """The logits of every head, (members, batch, classes)."""
         return self.heads(z).unflatten(1, (-1, self.num_classes)).transpose(0, 1)
-
-    def _monitor(self, batch: Batch) -> Values:
-        return {"nll": nll_of_average(self.member_logits(self.features(batch.x)), batch.y)}

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from density_softmax.config import at_least
 from density_softmax.methods.base import Method, MethodConfig
@@ -18,8 +18,6 @@ from density_softmax.nn.softmax import dirichlet
 from density_softmax.nn.softmax.head import Head
 from density_softmax.training import Adam, Descent, Estimate, Stage, Train
 from density_softmax.types import Batch, Prediction
-
-__all__ = ["NaturalPosteriorNetwork"]
 
 SAMPLES_OF_NORMS = 1000
 
@@ -41,8 +39,11 @@ class NaturalPosteriorNetwork(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="natural_posterior_network"):
-        """The latent space, its density and the three trainings.
+    class Config(MethodConfig, kind="natural_posterior_network", rank=80, log_density="log N p(u)"):
+        """The latent space, its density and the three trainings; sizes and weight are the paper's.
+
+        The flow's rate is ours: on two moons 700 steps of the paper's 1e-3 fit it to a held-out
+        log density of 6 nats, 350 of these to one of 34.
 
         Attributes:
             latent: dimensions of the latent space.
@@ -61,41 +62,22 @@ class NaturalPosteriorNetwork(Method):
         finetune: Descent | None = Descent(epochs=50, optimizer=Adam(lr=3e-2), clip_norm=10.0)
 
         def __post_init__(self) -> None:
-            """Refuse a latent space without dimensions or a flow without layers."""
             at_least(self, latent=1, layers=1, entropy_weight=0)
-
-        def build(
-            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
-        ) -> NaturalPosteriorNetwork:
-            """An untrained method around `encoder`."""
-            return NaturalPosteriorNetwork(encoder, num_classes, self, example)
 
     config: Config
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        config = config or NaturalPosteriorNetwork.Config()
-        super().__init__(encoder, num_classes, config, example)
+    def setup(self, example: Tensor | None) -> None:
+        """Add the latent space, its flow and the layer W."""
+        config = self.config
         self.latent = Latent(self.num_features, config.latent)
         self.flow = RadialFlow(config.latent, config.layers)
-        self.head = Head(config.latent, num_classes)
+        self.head = Head(config.latent, self.num_classes)
         self.budget = 0.5 * math.log(4 * math.pi) * config.latent
 
     def stages(self) -> tuple[Stage, ...]:
         """Warm up the flow, train everything, fine-tune the flow."""
-        descent = Train(
-            "train",
-            loss=lambda batch: self.loss(batch).mean(),
-            parameters=list(self.parameters()),
-            descent=self.config.descent,
-            monitor=lambda batch: {"nll": dirichlet.nll_of_mean(self.alpha(batch.x), batch.y)},
-        )
-        return (*self._warmup(), descent, *self._flow_stages("finetune", self.config.finetune))
+        train = self.train_stage(self.config.descent, lambda batch: self.loss(batch).mean())
+        return (*self._warmup(), train, *self._flow_stages("finetune", self.config.finetune))
 
     def _warmup(self) -> tuple[Stage, ...]:
         flow = self._flow_stages("warmup", self.config.warmup)
@@ -147,6 +129,10 @@ class NaturalPosteriorNetwork(Method):
         """The Dirichlet's parameters for a batch of inputs, (batch, classes)."""
         u = self.latent(self.features(x))
         return self.posterior(u, self.log_prob(u) + self.budget)
+
+    def nll(self, batch: Batch) -> Tensor:
+        """−log E[p_y], per sample."""
+        return dirichlet.nll_of_mean(self.alpha(batch.x), batch.y)
 
     def loss(self, batch: Batch) -> Tensor:
         """E[−log p_y] − λ H(Dir(α)), per sample."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from density_softmax.config import at_least
@@ -16,10 +16,8 @@ from density_softmax.nn.densities.base import Latent
 from density_softmax.nn.densities.flows import RadialFlow, change_of_variables
 from density_softmax.nn.execution import full_precision
 from density_softmax.nn.softmax import dirichlet
-from density_softmax.training import Descent, Estimate, Stage, Train, Values
+from density_softmax.training import Descent, Estimate, Stage, Values
 from density_softmax.types import Batch, Prediction
-
-__all__ = ["PosteriorNetwork"]
 
 
 @final
@@ -36,8 +34,8 @@ class PosteriorNetwork(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="posterior_network"):
-        """The latent space, its densities and their training.
+    class Config(MethodConfig, kind="posterior_network", rank=70, log_density="log Σ N p(u | c)"):
+        """Sizes are NatPN's, with the weight for them; the method's own paper has 6, 6 and 1e-5.
 
         Attributes:
             latent: dimensions of the latent space.
@@ -52,42 +50,22 @@ class PosteriorNetwork(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Refuse a latent space without dimensions or flows without layers."""
             at_least(self, latent=1, layers=1, entropy_weight=0)
-
-        def build(
-            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
-        ) -> PosteriorNetwork:
-            """An untrained method around `encoder`."""
-            return PosteriorNetwork(encoder, num_classes, self, example)
 
     config: Config
     counts: Tensor
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        config = config or PosteriorNetwork.Config()
-        super().__init__(encoder, num_classes, config, example)
+    def setup(self, example: Tensor | None) -> None:
+        """Add the latent space, a flow per class, and the counts of the classes."""
+        config = self.config
         self.latent = Latent(self.num_features, config.latent)
-        self.flows = RadialFlow(config.latent, config.layers, num_flows=num_classes)
-        self.register_buffer("counts", torch.ones(num_classes))
+        self.flows = RadialFlow(config.latent, config.layers, num_flows=self.num_classes)
+        self.register_buffer("counts", torch.ones(self.num_classes))
 
     def stages(self) -> tuple[Stage, ...]:
         """Count the classes, then train everything at once."""
-        count = Estimate("count", self._count, self._set_counts)
-        descent = Train(
-            "train",
-            loss=lambda batch: self.loss(batch).mean(),
-            parameters=list(self.parameters()),
-            descent=self.config.descent,
-            monitor=self._monitor,
-        )
-        return (count, descent)
+        count = Estimate("count", self._count, lambda total: self.counts.copy_(total["counts"]))
+        return count, self.train_stage(self.config.descent, lambda b: self.loss(b).mean())
 
     def forward(self, x: Tensor) -> Prediction:
         """E[p], its entropy, and minus the log of all pseudo-counts."""
@@ -111,9 +89,10 @@ class PosteriorNetwork(Method):
         alpha = self.alpha(self.log_counts(self.features(batch.x)))
         return dirichlet.bayesian_loss(alpha, batch.y, self.config.entropy_weight)
 
-    def _monitor(self, batch: Batch) -> Values:
+    def nll(self, batch: Batch) -> Tensor:
+        """−log E[p_y], per sample."""
         alpha = self.alpha(self.log_counts(self.features(batch.x)))
-        return {"nll": dirichlet.nll_of_mean(alpha, batch.y)}
+        return dirichlet.nll_of_mean(alpha, batch.y)
 
     def _count(self, batch: Batch) -> Values:
         legal = (batch.y >= 0) & (batch.y < self.num_classes)
@@ -121,6 +100,3 @@ class PosteriorNetwork(Method):
             label = int(batch.y[~legal][0])
             raise UserError(f"label {label}: labels must be 0 to {self.num_classes - 1}")
         return {"counts": F.one_hot(batch.y, self.num_classes).sum(0)}
-
-    def _set_counts(self, total: Values) -> None:
-        self.counts.copy_(total["counts"])

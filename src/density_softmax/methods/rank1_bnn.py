@@ -21,10 +21,8 @@ from density_softmax.nn.layers.rank_one import (
 from density_softmax.nn.layers.surgery import WEIGHT_LAYERS, replace_layers
 from density_softmax.nn.layers.variational import AnnealedKL
 from density_softmax.nn.softmax.averaging import average_members, in_chunks, nll_of_average, tile
-from density_softmax.training import Descent, Stage, Train, Values
+from density_softmax.training import Descent, Stage
 from density_softmax.types import Batch, Prediction
-
-__all__ = ["Rank1BNN"]
 
 
 @final
@@ -38,7 +36,7 @@ class Rank1BNN(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="rank1_bnn"):
+    class Config(MethodConfig, kind="rank1_bnn", title="Rank-1 BNN", rank=60):
         """How the posterior is learned and sampled.
 
         Attributes:
@@ -51,8 +49,7 @@ class Rank1BNN(Method):
             prior_std: the standard deviation σ₀ of the prior.
             annealing_epochs: after how many epochs the divergence counts in full.
             member_norm: give each member batch norms of its own.
-            l2: l2 · Σ w² over all but r and s is added to the loss, in place of a weight decay
-                of the optimizer, which would also pull at these.
+            l2: weight of Σ w² over all but r and s in the loss; weight decay would pull at these.
             descent: how the network is trained.
         """
 
@@ -68,7 +65,6 @@ class Rank1BNN(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Reject what is no posterior."""
             at_least(self, num_members=1, num_samples=1, chunk=0, annealing_epochs=1, l2=0)
             for name in ("initial_std", "prior_std"):
                 if not getattr(self, name) > 0:
@@ -76,24 +72,12 @@ class Rank1BNN(Method):
             if not 0 <= self.positive <= 1:
                 raise ConfigError(f"positive={self.positive}: choose a probability from 0 to 1")
 
-        def build(
-            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
-        ) -> Rank1BNN:
-            """An untrained network around `encoder`, whose layers are replaced."""
-            return Rank1BNN(encoder, num_classes, self, example)
-
     config: Config
     draws_samples = True
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        super().__init__(encoder, num_classes, config or Rank1BNN.Config(), example)
-        self.head: nn.Module = nn.Linear(self.num_features, num_classes)
+    def setup(self, example: Tensor | None) -> None:
+        """Add the head, and make members of its layer and all of the encoder's."""
+        self.head = nn.Linear(self.num_features, self.num_classes)
         self.kl = AnnealedKL(self.config.annealing_epochs)
         replace_layers(self, self._member_layer)
 
@@ -111,19 +95,12 @@ class Rank1BNN(Method):
 
     def stages(self) -> tuple[Stage, ...]:
         """Count the samples, then the whole network on the evidence bound."""
-        descent = Train(
-            "train",
-            loss=self.loss,
-            parameters=list(self.parameters()),
-            descent=self.config.descent,
-            monitor=self._monitor,
-            after_step=self.kl.after_step(),
-        )
-        return (self.kl.count(), descent)
+        train = self.train_stage(self.config.descent, self.loss, after_step=self.kl.after_step())
+        return self.kl.count(), train
 
     def forward(self, x: Tensor) -> Prediction:
         """The mean softmax over members and draws, and what they disagree about."""
-        return average_members(self._sample(x))
+        return average_members(self.sample_logits(x))
 
     def loss(self, batch: Batch) -> Tensor:
         """The negative evidence bound per sample, and the penalty of what has no posterior."""
@@ -132,18 +109,17 @@ class Rank1BNN(Method):
         nll = F.cross_entropy(logits, tile(batch.y, num_members))
         return nll + self.kl(self) + self.config.l2 * sum_of_squares(self)
 
-    def _sample(self, x: Tensor) -> Tensor:
+    def nll(self, batch: Batch) -> Tensor:
+        """−log of the mean probability over members and draws."""
+        return nll_of_average(self.sample_logits(batch.x), batch.y)
+
+    def sample_logits(self, x: Tensor) -> Tensor:
         """Logits of all members under draws of their vectors, (members · samples, batch, classes).
 
         Copies of the batch go to the members in turn: the first `number` to the first, and so on.
         """
 
         def sample(number: int) -> Tensor:
-            num_copies = self.config.num_members * number
-            logits = self.head(self.features(tile(x, num_copies)))
-            return logits.unflatten(0, (num_copies, x.shape[0]))
+            return self.logits_of_copies(x, self.config.num_members * number)
 
         return in_chunks(sample, self.config.num_samples, self.config.chunk)
-
-    def _monitor(self, batch: Batch) -> Values:
-        return {"nll": nll_of_average(self._sample(batch.x), batch.y)}

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from density_softmax.config import ConfigError
@@ -15,10 +15,8 @@ from density_softmax.nn.layers.decay import sum_of_squares
 from density_softmax.nn.layers.processes import RandomFeatureProcess
 from density_softmax.nn.lipschitz.spectral import constrain
 from density_softmax.nn.softmax.head import entropy_of_logits
-from density_softmax.training import Descent, Estimate, Stage, Train
+from density_softmax.training import Descent, Estimate, Stage
 from density_softmax.types import Batch, Prediction
-
-__all__ = ["SNGP"]
 
 
 @final
@@ -36,7 +34,7 @@ class SNGP(Method):
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="sngp"):
+    class Config(MethodConfig, kind="sngp", title="SNGP", rank=100):
         """The constraint, the process and their training; uncertainty-baselines' for CIFAR-10.
 
         Attributes:
@@ -58,50 +56,30 @@ class SNGP(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            """Reject logits that would grow with the variance."""
             if self.mean_field_factor < 0:
                 raise ConfigError(
                     f"mean_field_factor={self.mean_field_factor}: choose 0, which ignores the "
                     f"variance, or more, such as π/8 = {math.pi / 8:.3f}"
                 )
 
-        def build(
-            self, encoder: nn.Module, num_classes: int, example: Tensor | None = None
-        ) -> SNGP:
-            """An untrained method around `encoder`, whose layers are constrained."""
-            return SNGP(encoder, num_classes, self, example)
-
     config: Config
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        num_classes: int,
-        config: Config | None = None,
-        example: Tensor | None = None,
-    ) -> None:
-        config = config or SNGP.Config()
-        super().__init__(encoder, num_classes, config, example)
+    def setup(self, example: Tensor | None) -> None:
+        """Bound the norms of the encoder, and put the process behind it."""
+        config = self.config
         if config.bound is not None:
-            constrain(encoder, config.bound, example, config.num_iterations)
-        self.process = config.process.build(self.num_features, num_classes)
+            constrain(self.encoder, config.bound, example, config.num_iterations)
+        self.process = config.process.build(self.num_features, self.num_classes)
 
     def stages(self) -> tuple[Stage, ...]:
         """The network and β on cross entropy, then the variance, exactly, in one pass."""
-        descent = Train(
-            "train",
-            loss=self.loss,
-            parameters=list(self.parameters()),
-            descent=self.config.descent,
-            monitor=lambda batch: {"nll": self._nll(batch)},
-        )
         precision = Estimate(
             "precision",
             statistics=lambda batch: self.process.sums(batch.x),
             finish=self.process.estimate,
             on="features",
         )
-        return (descent, precision)
+        return self.train_stage(self.config.descent, self.loss), precision
 
     def forward(self, x: Tensor) -> Prediction:
         """softmax(g / √(1 + λ v)), the entropy of softmax(g), and v."""
@@ -111,9 +89,10 @@ class SNGP(Method):
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean cross entropy of softmax(g) + l2 Σ w²."""
-        nll = self._nll(batch).mean()
+        nll = self.nll(batch).mean()
         return nll + self.config.l2 * sum_of_squares(self.encoder) if self.config.l2 else nll
 
-    def _nll(self, batch: Batch) -> Tensor:
+    def nll(self, batch: Batch) -> Tensor:
+        """−log softmax(g)_y, without the variance."""
         logits = self.process.logits(self.features(batch.x))
         return F.cross_entropy(logits, batch.y, reduction="none")

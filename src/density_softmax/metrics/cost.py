@@ -20,7 +20,7 @@ class Latency(NamedTuple):
 
     @property
     def median(self) -> float:
-        """The middle of the rounds."""
+        """The median over rounds."""
         return float(np.median(self.rounds))
 
     @property
@@ -35,7 +35,11 @@ class Latency(NamedTuple):
 
 
 def num_parameters(module: nn.Module) -> int:
-    """Number of scalars in the parameters of `module`, trained or frozen, shared ones once."""
+    """Count the scalars in the parameters, trained or frozen; shared ones count once.
+
+    Args:
+        module: any module.
+    """
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -48,13 +52,13 @@ def interleaved_latency(
     """Time several calls against each other in one process.
 
     Every round runs each call once, starting one call later than the round before, so that a
-    machine that speeds up, slows down or warms a cache is equally unfair to all of them.
+    machine that speeds up, slows down or warms a cache treats all of them alike.
 
     Args:
         calls: what to time, by name.
-        repeats: rounds that count.
-        warmup: rounds before them that do not.
-        device: where the calls run; a CUDA device is synchronised around each call.
+        repeats: number of rounds that count.
+        warmup: number of rounds before them that do not.
+        device: that the calls run on; a CUDA device is synchronised around each call.
     """
     if not calls or repeats < 1 or warmup < 0:
         raise ValueError(
@@ -73,23 +77,28 @@ def interleaved_latency(
 
 
 def latency_ratio(latencies: Mapping[str, Latency], reference: str) -> dict[str, float]:
-    """Latency relative to `reference`, median over rounds r of t_r / t_r(reference).
+    """Return the median over rounds r of t_r / t_r(reference), by name.
 
-    The median of the ratios rather than the ratio of the medians: the two times of one round
-    were taken within moments of each other, so that the load of the machine, which changes from
-    round to round, cancels in their ratio.
+    The two times of one round were taken within moments of each other, so that the load of the
+    machine, which changes from round to round, cancels in their ratio.
+
+    Args:
+        latencies: of one measurement, by name.
+        reference: the name to divide by.
     """
     ratios = _ratios(latencies, reference)
     return {name: float(np.median(rounds)) for name, rounds in ratios.items()}
 
 
 def latency_spread(latencies: Mapping[str, Latency], reference: str) -> dict[str, float]:
-    """How far `latency_ratio` is to be trusted: the interquartile range of t_r / t_r(reference)."""
-    quartiles = {
-        name: np.quantile(rounds, [0.25, 0.75])
-        for name, rounds in _ratios(latencies, reference).items()
-    }
-    return {name: float(high - low) for name, (low, high) in quartiles.items()}
+    """Return the interquartile range of t_r / t_r(reference): how noisy `latency_ratio` is.
+
+    Args:
+        latencies: of one measurement, by name.
+        reference: the name to divide by.
+    """
+    ratios = _ratios(latencies, reference)
+    return {name: float(np.subtract(*np.quantile(r, [0.75, 0.25]))) for name, r in ratios.items()}
 
 
 def _ratios(

@@ -1,11 +1,11 @@
-"""Evaluation mode for the time of a call, and one caller at a time."""
+"""How a network is called: mode, precision, random seed, inputs, and one caller at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import numpy as np
@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from density_softmax.errors import UserError
 from density_softmax.types import as_numbers
 
-__all__ = ["CallerLock", "as_batch", "at_least_float32", "evaluating", "full_precision", "seeded"]
 
-
-@contextmanager
+@contextlib.contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block, then every module's own mode again."""
+    """A context in evaluation mode, after which every module is in its former mode.
+
+    Args:
+        network: any.
+    """
     training = [module for module in network.modules() if module.training]
     if training:
         network.eval()
@@ -31,9 +33,71 @@ def evaluating(network: nn.Module) -> Iterator[None]:
             module.training = True
 
 
+@contextlib.contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """A context that draws from `seed`, after which the generators are restored.
+
+    Args:
+        seed: None leaves the generators alone.
+        device: whose generator is seeded, besides the CPU's.
+    """
+    if seed is None:
+        yield
+        return
+    accelerated = device.type not in ("cpu", "meta")
+    devices = [device.index or 0] if accelerated else []
+    with torch.random.fork_rng(devices, device_type=device.type if accelerated else "cuda"):
+        torch.manual_seed(seed)
+        yield
+
+
+def full_precision(like: Tensor) -> AbstractContextManager[object]:
+    """A context without autocast.
+
+    Log densities of a few hundred nats and squared Jacobian norms do not survive 8 bits of
+    mantissa: flows, scales and penalties compute in float32 whatever the network does.
+
+    Args:
+        like: a tensor on the device in question.
+    """
+    if not torch.is_autocast_enabled(like.device.type):
+        return contextlib.nullcontext()  # entering autocast costs as much as a small matmul
+    return torch.autocast(like.device.type, enabled=False)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """The tensor in float32, or in float64 if it is already.
+
+    Args:
+        x: of any shape.
+    """
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def as_batch(x: Any, like: Tensor, example_dtype: torch.dtype | None) -> Tensor:
+    """Inputs as a tensor on the device of the network.
+
+    Floats take the network's type. Integers do so only if the network was built with floats:
+    for another network they are names of tokens.
+
+    Args:
+        x: numbers, (batch, ...).
+        like: a parameter of the network.
+        example_dtype: of the example that the network was built with.
+    """
+    found = as_numbers(x)
+    if found is None:
+        raise UserError(f"inputs of type {np.asarray(x).dtype}: predict takes numbers")
+    if found.ndim < 2:
+        raise UserError(f"inputs of shape {tuple(found.shape)}: predict takes a batch of them")
+    found, types = found.to(like.device), (found.dtype, example_dtype)
+    floats = any(dtype is not None and dtype.is_floating_point for dtype in types)
+    return found.to(like.dtype) if floats else found
+
+
 @final
 class CallerLock:
-    """A lock that a copy, also one in another process, has anew."""
+    """A reentrant lock that is not shared with copies of its owner, nor with other processes."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -46,48 +110,3 @@ class CallerLock:
 
     def __reduce__(self) -> tuple[type[CallerLock], tuple[Any, ...]]:
         return CallerLock, ()
-
-
-def as_batch(x: Any, like: Tensor, example_dtype: torch.dtype | None) -> Tensor:
-    """Numbers on the device of `like`.
-
-    Floats take its type, and so do integers if the example that a network was built with had
-    floats: what is a number to one network is the name of a token to another.
-    """
-    found = as_numbers(x)
-    if found is None:
-        raise UserError(f"inputs of type {np.asarray(x).dtype}: predict takes numbers")
-    if found.ndim < 2:
-        raise UserError(f"inputs of shape {tuple(found.shape)}: predict takes a batch of them")
-    found, types = found.to(like.device), (found.dtype, example_dtype)
-    floats = any(dtype is not None and dtype.is_floating_point for dtype in types)
-    return found.to(like.dtype) if floats else found
-
-
-def full_precision(like: Tensor) -> AbstractContextManager[object]:
-    """A context without autocast on the device of `like`.
-
-    Log densities of a few hundred nats and squared Jacobian norms do not survive 8 bits of
-    mantissa: flows, scales and penalties compute in float32 whatever the network does.
-    """
-    if not torch.is_autocast_enabled(like.device.type):
-        return contextlib.nullcontext()  # entering autocast costs as much as a small matmul
-    return torch.autocast(like.device.type, enabled=False)
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """What a network gave in less precision becomes float32; float64 stays."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
-@contextlib.contextmanager
-def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Draw from `seed` inside the block, then restore the generators; None does neither."""
-    if seed is None:
-        yield
-        return
-    accelerated = device.type not in ("cpu", "meta")
-    devices = [device.index or 0] if accelerated else []
-    with torch.random.fork_rng(devices, device_type=device.type if accelerated else "cuda"):
-        torch.manual_seed(seed)
-        yield

@@ -1,4 +1,4 @@
-"""Layers of a model, heard in one pass through it and in no other."""
+"""Forward hooks that read layers of a model during one pass through it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,28 @@ from torch import Tensor, nn
 from density_softmax.errors import UserError
 from density_softmax.nn.execution import full_precision
 
-__all__ = ["LayerReader", "Listener", "pooled"]
+# Added to variances before their logarithm.
+EPSILON = 1e-6
+# Layers on sequences of shape (batch, channels, length).
+SIGNAL_LAYERS = (
+    *(nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d, nn.GroupNorm),
+    *(nn.MaxPool1d, nn.AvgPool1d, nn.LPPool1d, nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool1d),
+)
+ELEMENTWISE = ("torch.nn.modules.activation", "torch.nn.modules.dropout")
 
 
 @final
-class Listener:
-    """Keeps what `read` makes of the last call of each layer: of its name, inputs and output.
+class CallRecorder:
+    """Records, for each named layer, what `read(name, inputs, output)` returns of its last call.
 
-    The layers are their owner's: outside of a pass they have no hooks, and what other threads
-    make them compute is not kept. Code that torch compiles cannot add hooks; compiling leaves
-    them on the layers, deaf outside of a pass. A copy has heard nothing.
+    Outside of a recorded pass the layers have no hooks, and calls on other threads are not
+    recorded. Code that torch compiles cannot add hooks: compiling registers permanent ones, which
+    do nothing outside of a pass. A copy starts without recorded values.
 
     Args:
         names: of the layers.
-        read: what to keep of a call.
-        inside: the part of the model that the names are those of, if not all of it.
+        read: what to record of a call.
+        inside: the submodule that the names are relative to; by default the whole model.
     """
 
     def __init__(
@@ -37,55 +44,56 @@ class Listener:
     ) -> None:
         self._paths = {n: [part for part in f"{inside}.{n}".split(".") if part] for n in names}
         self._read = read
-        # By thread.
-        self._open: dict[int, tuple[dict[str, Any], list[dict[int, Any]]]] = {}
-        self._heard: dict[int, dict[str, Any]] = {}
+        # Both by thread: values of the pass under way, and of the last one.
+        self._open: dict[int, dict[str, Any]] = {}
+        self._recorded: dict[int, dict[str, Any]] = {}
         self._hooks_stay = False
 
-    def start(self, model: nn.Module) -> None:
-        """Begin a pass through `model`."""
-        heard: dict[str, Any] = {}
+    @contextlib.contextmanager
+    def recording(self, model: nn.Module) -> Iterator[None]:
+        """A context for one pass through `model` on this thread."""
+        thread = _thread()
+        values: dict[str, Any] = {}
         hooks: list[dict[int, Any]] = []
         if torch.compiler.is_dynamo_compiling():
-            _leave_hooks(self, model)
+            _register_permanently(self, model)
         elif not self._hooks_stay:
             # What `register_forward_hook` does, in a tenth of its time.
             for name, path in self._paths.items():
-                layer_hooks = _layer(model, path)._forward_hooks
-                layer_hooks[id(heard)] = partial(self._hear, name)
+                layer_hooks = _submodule(model, path)._forward_hooks
+                layer_hooks[id(values)] = partial(self._record, name)
                 hooks.append(layer_hooks)
-        self._open[_thread()] = heard, hooks
+        self._open[thread] = values
+        try:
+            yield
+        finally:
+            del self._open[thread]
+            for layer_hooks in hooks:
+                del layer_hooks[id(values)]
+        self._recorded[thread] = values
 
-    def stop(self) -> None:
-        """End this thread's pass."""
-        thread = _thread()
-        heard, hooks = self._open.pop(thread)
-        for layer_hooks in hooks:
-            del layer_hooks[id(heard)]
-        self._heard[thread] = heard
+    def pop(self) -> dict[str, Any]:
+        """Return and forget what was recorded in this thread's last pass, by layer."""
+        return self._recorded.pop(_thread(), {})
 
-    def take(self) -> dict[str, Any]:
-        """What was heard in this thread's last pass; it is then forgotten."""
-        return self._heard.pop(_thread(), {})
-
-    def _hear(self, name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
-        current = self._open.get(_thread())
-        if current is not None:
-            current[0][name] = self._read(name, inputs, output)
+    def _record(self, name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
+        values = self._open.get(_thread())
+        if values is not None:
+            values[name] = self._read(name, inputs, output)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_open": {}, "_heard": {}}
+        return {**vars(self), "_open": {}, "_recorded": {}}
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _leave_hooks(listener: Listener, model: nn.Module) -> None:
-    if not listener._hooks_stay:
-        for name, path in listener._paths.items():
-            _layer(model, path).register_forward_hook(partial(listener._hear, name))
-        listener._hooks_stay = True
+def _register_permanently(recorder: CallRecorder, model: nn.Module) -> None:
+    if not recorder._hooks_stay:
+        for name, path in recorder._paths.items():
+            _submodule(model, path).register_forward_hook(partial(recorder._record, name))
+        recorder._hooks_stay = True
 
 
-def _layer(model: nn.Module, path: list[str]) -> nn.Module:
+def _submodule(model: nn.Module, path: list[str]) -> nn.Module:
     layer: Any = model
     for name in path:
         layer = layer._modules[name]  # ten times as fast as `get_submodule`
@@ -98,54 +106,35 @@ def _thread() -> int:
     return 0 if torch.compiler.is_compiling() else get_ident()
 
 
-EPSILON = 1e-6
-# On sequences of shape (batch, channels, length).
-SIGNAL_LAYERS = (
-    *(nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d, nn.GroupNorm),
-    *(nn.MaxPool1d, nn.AvgPool1d, nn.LPPool1d, nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool1d),
-)
-ELEMENTWISE = ("torch.nn.modules.activation", "torch.nn.modules.dropout")
-
-
 class LayerReader:
-    """Keeps the pooled outputs of named layers while an encoder runs and someone listens.
-
-    Nothing of the encoder is copied, renamed or wrapped.
+    """Reads the pooled outputs of named layers while an encoder runs, without changing it.
 
     Args:
         encoder: the network that has the layers.
         names: of the layers.
-        inside: the part of the encoder in which they have these names, if not all of it.
+        inside: the submodule that the names are relative to; by default the whole encoder.
     """
 
     def __init__(self, encoder: nn.Module, names: tuple[str, ...], inside: str = "") -> None:
         self.names = names
-        layers = _layers(encoder.get_submodule(inside), names)
+        layers = _named_layers(encoder.get_submodule(inside), names)
         self._channels_first = {name: _channels_first(layer) for name, layer in layers.items()}
-        self._listener = Listener(names, self._pooled_output, inside)
+        self._recorder = CallRecorder(names, self._pooled_output, inside)
 
-    def listening(self, encoder: nn.Module) -> AbstractContextManager[None]:
+    def reading(self, encoder: nn.Module) -> AbstractContextManager[None]:
         """A context for one pass through the encoder, which has no hooks before and after it."""
-        return self._listening(encoder) if self.names else contextlib.nullcontext()
+        return self._recorder.recording(encoder) if self.names else contextlib.nullcontext()
 
-    def take(self) -> list[Tensor]:
-        """What the layers gave in the last pass, each (batch, width); it is then forgotten."""
-        heard = self._listener.take()
-        silent = [name for name in self.names if name not in heard]
-        if silent:
+    def pop(self) -> list[Tensor]:
+        """Return and forget what was read in the last pass, tensors of (batch, width)."""
+        found = self._recorder.pop()
+        missing = [name for name in self.names if name not in found]
+        if missing:
             raise UserError(
-                f"the encoder does not call its layer '{silent[0]}' when it predicts: "
+                f"the encoder does not call its layer '{missing[0]}' when it predicts: "
                 "name layers that it calls"
             )
-        return [part for name in self.names for part in heard[name]]
-
-    @contextlib.contextmanager
-    def _listening(self, encoder: nn.Module) -> Iterator[None]:
-        self._listener.start(encoder)
-        try:
-            yield
-        finally:
-            self._listener.stop()
+        return [statistic for name in self.names for statistic in found[name]]
 
     def _pooled_output(self, name: str, inputs: Any, output: Any) -> tuple[Tensor, ...]:
         h = output[0] if isinstance(output, tuple) else output
@@ -160,12 +149,15 @@ def pooled(h: Tensor, channels_first: bool = False) -> tuple[Tensor, ...]:
     """Mean and log standard deviation of each channel over positions, both (batch, channels).
 
     Contrast multiplies deviations, so their logs are closer to the normal distribution that a
-    Gaussian density assumes. Images have their channels first, and so have sequences if they say
-    so; other sequences are tokens, with their channels last. A vector has no positions and is
-    read as it is.
+    Gaussian density assumes. A vector has no positions and is returned as it is.
+
+    Args:
+        h: vectors (batch, channels), tokens (batch, length, channels), or images
+            (batch, channels, height, width).
+        channels_first: take three dimensions for signals, (batch, channels, length).
     """
     if h.ndim == 2:
-        return (h.clone(),)  # what comes next may work in place
+        return (h.clone(),)  # the next layer may work in place
     if h.ndim == 3 and not channels_first:
         h = h.transpose(1, 2)
     with full_precision(h):
@@ -183,14 +175,14 @@ def pooled(h: Tensor, channels_first: bool = False) -> tuple[Tensor, ...]:
 
 
 def _channels_first(layer: nn.Module) -> bool:
-    """Whether a layer is one on signals; activations and dropout are what is before them."""
+    """Whether a layer returns signals; activations and dropout return what they are given."""
     if not isinstance(layer, nn.Sequential):
         return isinstance(layer, SIGNAL_LAYERS)
     steps = [step for step in layer if type(step).__module__ not in ELEMENTWISE]
     return bool(steps) and _channels_first(steps[-1])
 
 
-def _layers(encoder: nn.Module, names: tuple[str, ...]) -> dict[str, nn.Module]:
+def _named_layers(encoder: nn.Module, names: tuple[str, ...]) -> dict[str, nn.Module]:
     modules = dict(encoder.named_modules())
     for number, name in enumerate(names):
         if name not in modules or name == "":

@@ -1,26 +1,61 @@
-"""Recipes: functions that return everything a run needs. `RECIPES` is their registry."""
+"""Recipes: everything a run needs, by the names of a recipe and of a method."""
 
-from density_softmax.config import ConfigError
-from density_softmax.recipes.cifar import cifar10, cifar10_small, cifar100
-from density_softmax.recipes.digits import digits
-from density_softmax.recipes.imagenet import imagenet
-from density_softmax.recipes.recipe import Recipe, RecipeFunction
-from density_softmax.recipes.toy import toy
+from __future__ import annotations
 
-__all__ = ["RECIPES", "Recipe", "get_recipe"]
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
 
-RECIPES: dict[str, RecipeFunction] = {
-    "toy": toy,
-    "digits": digits,
-    "cifar10_small": cifar10_small,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "imagenet": imagenet,
+from density_softmax.config import ConfigError, override
+from density_softmax.recipes.recipe import Recipe, Suite
+
+__all__ = ["RECIPES", "Recipe", "find_suite", "get_recipe", "prepare"]
+
+# By the name of each recipe the module that has a function of that name.
+RECIPES = {
+    "toy": "toy",
+    "digits": "digits",
+    "cifar10_small": "cifar",
+    "cifar10": "cifar",
+    "cifar100": "cifar",
+    "imagenet": "imagenet",
 }
 
 
-def get_recipe(name: str, method: str = "density_softmax") -> Recipe:
-    """The recipe of that name with the settings of that method."""
+def find_suite(name: str) -> Callable[[], Suite]:
+    """The function that returns the data, the encoder and the methods of a recipe.
+
+    Args:
+        name: of the recipe, such as `toy`.
+    """
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe '{name}'; there are: {', '.join(RECIPES)}")
-    return RECIPES[name](method)
+    found: Callable[[], Suite] = getattr(import_module(f"{__name__}.{RECIPES[name]}"), name)
+    return found
+
+
+def get_recipe(name: str, method: str = "density_softmax") -> Recipe:
+    """A recipe with the settings of a method.
+
+    Args:
+        name: of the recipe, such as `toy`.
+        method: the kind of the method, such as `density_softmax`.
+    """
+    suite = find_suite(name)()
+    if method not in suite.methods:
+        raise ConfigError(
+            f"recipe '{name}' has no method '{method}'; there are: {', '.join(suite.methods)}"
+        )
+    return Recipe(name, suite.data, suite.encoder, suite.methods[method](), suite.engine)
+
+
+def prepare(name: str, method: str, changes: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
+    """A recipe with the settings of a method, and changes to them.
+
+    Args:
+        name: of the recipe.
+        method: the registry key of the method.
+        changes: `path=value` texts, e.g. `method.scale=max`, or JSON values by path.
+    """
+    recipe = get_recipe(name, method)
+    return override(recipe, changes) if isinstance(changes, Mapping) else override(recipe, *changes)

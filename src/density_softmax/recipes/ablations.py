@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from density_softmax.config import ConfigError, to_dict
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import DensityConfig
 from density_softmax.nn.softmax.scale import QuantileScale, RangeScale, ScaleConfig
 from density_softmax.recipes.recipe import Recipe
 
-__all__ = ["ABLATIONS", "Variant", "find_variants"]
+Variant = Mapping[str, Any]  # changes to the recipe: JSON values by path
 
-Variant = tuple[str, ...]  # `path=value` changes to the recipe
-
-UNCHANGED: Variant = ()
-NO_PENALTY: Variant = ("method.penalty=none",)
+UNCHANGED: Variant = {}
+NO_PENALTY: Variant = {"method.penalty": "none"}
 
 # Appendix "Additional ablation study" of the paper has these coefficients and 0.
-COEFFICIENTS = ("1e-4", "1e-3", "1e-2", "1e-1", "1.0")
+COEFFICIENTS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 
 # For recipes that read none: layers from shallow to deep, by the kind of the encoder.
 LAYERS = {
@@ -31,35 +29,35 @@ LAYERS = {
 }
 
 
-def penalty_weights(recipe: Recipe) -> tuple[Variant, ...]:
+def _penalty_weights(recipe: Recipe) -> tuple[Variant, ...]:
     """The coefficient λ of the penalty from 0 to 1, with and without the head stage."""
-    weights = [NO_PENALTY, *((f"method.penalty.weight={weight}",) for weight in COEFFICIENTS)]
+    weights = [NO_PENALTY, *({"method.penalty.weight": weight} for weight in COEFFICIENTS)]
     return tuple(
-        (*head, *weight)
+        {**head, **weight}
         for head, weight in itertools.product((UNCHANGED, _other_head(recipe)), weights)
     )
 
 
-def components(recipe: Recipe) -> tuple[Variant, ...]:
+def _components(recipe: Recipe) -> tuple[Variant, ...]:
     """With and without the penalty, the density and the head stage."""
     blind = _without_density(recipe)
-    return (NO_PENALTY, blind, (*NO_PENALTY, *blind), _other_head(recipe))
+    return (NO_PENALTY, blind, {**NO_PENALTY, **blind}, _other_head(recipe))
 
 
-def scales(recipe: Recipe) -> tuple[Variant, ...]:
+def _scales(recipe: Recipe) -> tuple[Variant, ...]:
     """Every rule by which log densities become factors."""
     kinds = _others(ScaleConfig.members, _config(recipe).scale.kind)
-    return tuple((f"method.scale={kind}",) for kind in kinds)
+    return tuple({"method.scale": kind} for kind in kinds)
 
 
-def densities(recipe: Recipe) -> tuple[Variant, ...]:
+def _densities(recipe: Recipe) -> tuple[Variant, ...]:
     """Every type of density, with the settings that are its own."""
     kinds = _others(DensityConfig.members, _config(recipe).density.kind)
-    tied = ("method.density=gaussian_mixture", "method.density.tied=true")
-    return (*((f"method.density={kind}",) for kind in kinds), tied)
+    tied = {"method.density": "gaussian_mixture", "method.density.tied": True}
+    return (*({"method.density": kind} for kind in kinds), tied)
 
 
-def layers(recipe: Recipe) -> tuple[Variant, ...]:
+def _layers(recipe: Recipe) -> tuple[Variant, ...]:
     """Layers that a density reads, with and without the last features and the energy."""
     kind, own = recipe.encoder.kind, _config(recipe).layers
     if len(own) != 2 and kind not in LAYERS:
@@ -75,7 +73,7 @@ def layers(recipe: Recipe) -> tuple[Variant, ...]:
     )
 
 
-def forms(recipe: Recipe) -> tuple[Variant, ...]:
+def _forms(recipe: Recipe) -> tuple[Variant, ...]:
     """The paper's method beside the recipe's: RealNVP on raw last features, with the head stage.
 
     The scale is that of the paper's code, `range`; its mean factor for all inputs, which shows what
@@ -85,34 +83,35 @@ def forms(recipe: Recipe) -> tuple[Variant, ...]:
     head = _other_head(recipe) if config.head is None else UNCHANGED
     # Not again where it is the recipe's own, which may have another range.
     own = isinstance(config.scale, RangeScale.Config)
-    code = UNCHANGED if own else ("method.scale=range",)
-    constant = (*code, "method.scale.averaged=true")
-    density = ("method.density=realnvp", "method.density.standardize=false")
-    common = (*_reading([], True, False), *density, *head)
-    return ((*common, *code), (*common, *constant), (*common, "method.scale=max"))
+    code = UNCHANGED if own else {"method.scale": "range"}
+    constant = {**code, "method.scale.averaged": True}
+    density = {"method.density": "realnvp", "method.density.standardize": False}
+    common = {**_reading([], True, False), **density, **head}
+    return tuple({**common, **scale} for scale in (code, constant, {"method.scale": "max"}))
 
 
 def _reading(names: list[str], last: bool, energy: bool) -> Variant:
     """What the densities read, said in full: a recipe may have a choice of its own."""
-    return (
-        f"method.layers={json.dumps(names)}",
-        f"method.last={json.dumps(last)}",
-        f"method.energy={json.dumps(energy)}",
-    )
+    return {"method.layers": names, "method.last": last, "method.energy": energy}
 
 
 ABLATIONS: dict[str, Callable[[Recipe], tuple[Variant, ...]]] = {
-    "lambda": penalty_weights,
-    "components": components,
-    "scales": scales,
-    "densities": densities,
-    "layers": layers,
-    "forms": forms,
+    "lambda": _penalty_weights,
+    "components": _components,
+    "scales": _scales,
+    "densities": _densities,
+    "layers": _layers,
+    "forms": _forms,
 }
 
 
 def find_variants(ablation: str, recipe: Recipe) -> tuple[Variant, ...]:
-    """The variants of a recipe that an ablation compares, the recipe as it is among them."""
+    """The variants that an ablation compares, the recipe as it is among them.
+
+    Args:
+        ablation: a name in `ABLATIONS`.
+        recipe: of Density-Softmax.
+    """
     if ablation not in ABLATIONS:
         raise ConfigError(f"unknown ablation '{ablation}'; there are: {', '.join(ABLATIONS)}")
     return (UNCHANGED, *ABLATIONS[ablation](recipe))
@@ -128,18 +127,17 @@ def _other_head(recipe: Recipe) -> Variant:
     """Without the head stage if the recipe has one, else with that of the method's defaults."""
     default = DensitySoftmax.Config().head
     assert default is not None
-    with_head = f"method.head={json.dumps(to_dict(default))}"
-    return (with_head,) if _config(recipe).head is None else ("method.head=null",)
+    return {"method.head": to_dict(default) if _config(recipe).head is None else None}
 
 
 def _without_density(recipe: Recipe) -> Variant:
     """A scale that does not look at the density; where it had a budget, a temperature has it."""
     scale = _config(recipe).scale
     if isinstance(scale, QuantileScale.Config):
-        return ("method.scale=temperature", f"method.scale.budget={scale.budget}")
-    return ("method.scale=constant",)
+        return {"method.scale": "temperature", "method.scale.budget": scale.budget}
+    return {"method.scale": "constant"}
 
 
-def _others(kinds: dict[str, type], own: str) -> list[str]:
+def _others(kinds: Mapping[str, type], own: str) -> list[str]:
     """All kinds but the recipe's own, which may have settings of its own there."""
     return [kind for kind in kinds if kind != own]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from density_softmax.methods import DensitySoftmax
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import GaussianDensity
 from density_softmax.nn.softmax.scale import QuantileScale
-
-__all__ = ["closed_form"]
 
 
 def closed_form(layers: tuple[str, ...]) -> DensitySoftmax.Config:
     """A Gaussian of the layers, one of the last features and the energy, for a trained network.
 
-    Without any layer, the Gaussian of the last features is all. Experts, quantile, budget and
-    tail were chosen on a trained CIFAR-10 ResNet-20, by held-out images and by four corruptions
-    that no benchmark here reports on.
+    Experts, quantile, budget and tail were chosen on a trained CIFAR-10 ResNet-20, by held-out
+    images and by four corruptions that no benchmark here reports on.
+
+    Args:
+        layers: names of the layers to read; if there are none, only the last features are used.
     """
     return DensitySoftmax.Config(
         representation=None,

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
-from density_softmax.config import ConfigError, differences, without_places
+from density_softmax.config import ConfigError, differences, to_dict, without_local
 from density_softmax.data.sources import DataConfig
 from density_softmax.engine.runtime import EngineConfig
 from density_softmax.methods.base import MethodConfig
 from density_softmax.nn.backbones.base import BackboneConfig
 from density_softmax.types import Data
 
-__all__ = ["Recipe", "RecipeFunction", "choose"]
-
 # Sets to evaluate on: entries of data that training does not depend on.
 NOT_TRAINED_ON = ("shifts", "ood")
+
+# The settings of each method by its kind, built when they are asked for.
+Methods = Mapping[str, Callable[[], MethodConfig]]
 
 
 @dataclass(frozen=True)
@@ -42,41 +44,38 @@ class Recipe:
         """The seed that decides the data of a run with that seed."""
         return seed if self.data_seed is None else self.data_seed
 
-    def variant(self, default: Recipe) -> str:
-        """How this recipe deviates from `default`, as `path=value` pairs; `default` if nowhere.
+    def variant(self, default: Recipe) -> dict[str, Any]:
+        """How this recipe deviates from `default`: JSON values by path, empty if nowhere.
 
-        Where a run computes and reads makes no variant. The leading `method.` goes without saying.
+        Where a run computes and reads makes no variant.
         """
-        found = differences(without_places(default), without_places(self))
-        return ", ".join(change.removeprefix("method.") for change in found) or "default"
+        return differences(without_local(default), without_local(self))
 
-    def first_stage_differences(self, other: Recipe) -> list[str]:
-        """The `path=value` pairs of this recipe by which its first stage is not that of `other`."""
-        stage, others = self.method.first_stage(), other.method.first_stage()
-        assert stage is not None, "asked only where there is something to share"
-        if others is None or others.training != stage.training:
-            return [f"method={self.method.kind}"]
-        free = {"name", *(f"data.{name}" for name in NOT_TRAINED_ON)}
-        settings = {
-            name: getattr(other.method, theirs)
-            for name, theirs in zip(stage.settings, others.settings, strict=True)
+    def evaluated_on(self, shifts: tuple[str, ...], ood: tuple[str, ...]) -> Recipe:
+        """The same with these sets to evaluate on, besides its test set."""
+        sets = dict(zip(NOT_TRAINED_ON, (shifts, ood), strict=True))
+        known = {field.name for field in fields(self.data)}  # type: ignore[arg-type]
+        if not sets.keys() <= known:
+            raise ConfigError(
+                f"the data of recipe '{self.name}' are generated whole: omit --shift and --ood"
+            )
+        return replace(self, data=replace(self.data, **sets))  # type: ignore[type-var]
+
+    def training_inputs(self, seed: int) -> dict[str, Any]:
+        """What the training of a run with that seed reads, as JSON values, its method apart."""
+        recipe = to_dict(without_local(self))
+        data = {k: v for k, v in recipe["data"].items() if k not in NOT_TRAINED_ON}
+        return {
+            "data": {**data, "seed": self.resolved_data_seed(seed)},
+            "encoder": recipe["encoder"],
+            "precision": self.engine.precision,
         }
-        method: MethodConfig = replace(self.method, **settings)  # type: ignore[type-var]
-        found = differences(without_places(replace(other, method=method)), without_places(self))
-        return [
-            assignment
-            for assignment in found
-            if ".".join(assignment.partition("=")[0].split(".")[:2]) not in free
-        ]
 
 
-RecipeFunction = Callable[[str], Recipe]
+class Suite(NamedTuple):
+    """What all methods share on one data set, and the settings of each."""
 
-
-def choose(recipe: str, methods: dict[str, MethodConfig], method: str) -> MethodConfig:
-    """The settings of a method in a recipe."""
-    if method not in methods:
-        raise ConfigError(
-            f"recipe '{recipe}' has no method '{method}'; there are: {', '.join(methods)}"
-        )
-    return methods[method]
+    data: DataConfig
+    encoder: BackboneConfig
+    methods: Methods
+    engine: EngineConfig = EngineConfig()

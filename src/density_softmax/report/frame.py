@@ -17,7 +17,7 @@ from density_softmax.report.names import (
     readable,
     setting_name,
 )
-from density_softmax.report.runs import Run, variant_text
+from density_softmax.runs.run import Run, variant_text
 from density_softmax.types import Row
 
 if TYPE_CHECKING:

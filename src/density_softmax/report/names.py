@@ -11,38 +11,15 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from density_softmax.methods import MethodConfig
+
 T = TypeVar("T")
 Better = Literal["higher", "lower"]
 
 # File systems allow 255 bytes; a variant may be longer.
 LONGEST_STEM = 150
 
-# In the order of the tables: the classifier that all are compared to, its controls, the others.
-_METHODS = {
-    "deterministic": "ERM",
-    "temperature_scaling": "ERM + temperature scaling",
-    "constant_temperature": "ERM + penalty + constant temperature",
-    "mc_dropout": "MC Dropout",
-    "mean_field": "Mean-Field VI",
-    "rank1_bnn": "Rank-1 BNN",
-    "posterior_network": "Posterior Network",
-    "natural_posterior_network": "Natural Posterior Network",
-    "heteroscedastic": "Heteroscedastic",
-    "sngp": "SNGP",
-    "mimo": "MIMO",
-    "duq": "DUQ",
-    "ddu": "DDU",
-    "due": "DUE",
-    "batch_ensemble": "BatchEnsemble",
-    "deep_ensemble": "Deep Ensemble",
-    "density_softmax": "Density-Softmax",
-}
-_LOG_DENSITIES = {
-    "posterior_network": "log Σ N p(u | c)",
-    "natural_posterior_network": "log N p(u)",
-    "ddu": "log p(z)",
-    "density_softmax": "log p(z)",
-}
+# A method beside the one that has the same network but no density.
 _CONTROLS = {"density_softmax": "constant_temperature"}
 
 
@@ -91,31 +68,21 @@ class Label(str):
 
 
 def method_name(kind: str) -> str:
-    """A method's usual name; a method without one is called by its key in title case.
+    """A method's usual name.
 
     Args:
         kind: the method's registry key.
     """
-    return _METHODS.get(kind) or kind.replace("_", " ").title()
+    return MethodConfig.members[kind].title
 
 
 def method_order(kind: str) -> tuple[int, str]:
-    """A key that sorts methods as in the tables, unknown ones last.
+    """A key that sorts methods as in the tables.
 
     Args:
         kind: the method's registry key.
     """
-    known = list(_METHODS)
-    return (known.index(kind) if kind in known else len(known)), kind
-
-
-def log_density_of(kind: str) -> str:
-    """What minus the epistemic uncertainty of a method is; empty if that is not a log density.
-
-    Args:
-        kind: the method's registry key.
-    """
-    return _LOG_DENSITIES.get(kind, "")
+    return MethodConfig.members[kind].rank, kind
 
 
 def control_of(kind: str) -> str:

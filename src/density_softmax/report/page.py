@@ -29,7 +29,6 @@ from density_softmax.report.frame import (
 )
 from density_softmax.report.names import break_lines, method_name, readable
 from density_softmax.report.paper import paper_penalties, paper_results
-from density_softmax.report.runs import Run, find_runs
 from density_softmax.report.tables import (
     HOW_TO_READ,
     Cell,
@@ -40,6 +39,7 @@ from density_softmax.report.tables import (
     fold,
 )
 from density_softmax.runs.rows import write_rows
+from density_softmax.runs.run import Run, find_runs
 from density_softmax.types import Row
 
 if TYPE_CHECKING:

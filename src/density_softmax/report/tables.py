@@ -27,7 +27,7 @@ from density_softmax.report.frame import (
 from density_softmax.report.names import Better, divide, file_stem, metric_name, readable
 from density_softmax.report.paper import REMARK as PAPER
 from density_softmax.report.paper import Quotes, paper_shifts
-from density_softmax.report.runs import Run
+from density_softmax.runs.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,43 +1,46 @@
-"""From predictions to metrics."""
+"""From a trained method to values by split and metric: predictions, detection, cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from density_softmax import metrics
-from density_softmax.data.sources import PartialSource
-from density_softmax.engine.passes import collect
+from density_softmax.data.sources import SubsetSource
+from density_softmax.engine.checkpoints import Checkpoints
+from density_softmax.engine.passes import collect, num_batches, predict
+from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import name_device
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.nn.lipschitz.bounds import lower_bound, upper_bound
-from density_softmax.runs.run import RunDirectory
-from density_softmax.types import Prediction, Source, Split
+from density_softmax.runs.run import Run
+from density_softmax.types import Batch, Data, Prediction, Row, Source, Split
 
-__all__ = [
-    "CONTENDERS",
-    "METRICS",
-    "cost_metrics",
-    "detection_metrics",
-    "keep_features",
-    "label_metrics",
-    "latency_conditions",
-    "latency_metrics",
-    "lipschitz_metrics",
-    "mean_over_shifts",
-    "thin",
-    "training_sample",
-]
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+# Values by split and metric.
+Found = dict[str, dict[str, float]]
 
 # Latency is measured with each of these batch sizes, in so many rounds.
 BATCH_SIZES, ROUNDS = (1, 32), 30
-CONTENDERS = "latency in turn with"
+# In environment.json: the methods and variants that were timed in turn with a run.
+TIMED_TOGETHER = "latency in turn with"
+# Training inputs whose predictions are kept, and test inputs whose features are.
+NUM_TRAINING, NUM_FEATURES = 10_000, 1_000
+# The paper maps the features of this corruption, at its highest severity.
+MAPPED_SHIFT = "/defocus_blur/5"
+# In-domain test samples on which the lower bound of the Lipschitz constant is the largest seen.
+LIPSCHITZ_SAMPLES = 256
+# What a split is to a run, by a metric that tells.
+ROLES = {"nll": "shift", "cnll": "mean over shifts", "auroc:confidence": "ood"}
 
 LABEL_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
     "nll": metrics.nll,
@@ -71,14 +74,61 @@ METRICS = {
 }
 
 
+def evaluate_splits(fabric: Fabric, run: Run, method: Method, progress: bool = True) -> Found:
+    """Predict every split of a run, keep the predictions, and compute the metrics of each.
+
+    Args:
+        fabric: where the method is.
+        run: gets the predictions, also of a sample of its training set.
+        method: the trained method of the run.
+        progress: draw a progress bar.
+    """
+    found, inside, size = Found(), None, run.recipe.engine.predict_batch_size
+    training = Split("train", "surface", subsample(run.data.train, NUM_TRAINING))
+    splits = (*run.data.splits, training)
+    with Bars(progress and fabric.is_global_zero) as bars:
+        bar = bars.add("predict", sum(num_batches(len(s.source), size) for s in splits))
+        for split in splits:
+            bar.note(split.name)
+            prediction, labels = predict(fabric, method, split.source, size, tick=bar.advance)
+            if fabric.is_global_zero:
+                run.save_prediction(split.name, prediction, labels)
+            keep_features(fabric, run, method, split)
+            inside = prediction if split.role == "iid" else inside
+            found[split.name] = _split_metrics(split, prediction, labels, inside)
+    return found
+
+
+def _split_metrics(
+    split: Split, prediction: Prediction, labels: Tensor, inside: Prediction | None
+) -> dict[str, float]:
+    """The metrics that the role of a split allows."""
+    if split.role in ("iid", "shift"):
+        return label_metrics(prediction, labels)
+    if split.role == "ood":
+        assert inside is not None, "the in-domain split comes first"
+        return detection_metrics(inside, prediction)
+    return {}
+
+
 def label_metrics(prediction: Prediction, labels: Tensor) -> dict[str, float]:
-    """Everything that compares predictions with labels, and the mean confidence."""
+    """Everything that compares predictions with labels, and the mean confidence.
+
+    Args:
+        prediction: of (batch, classes).
+        labels: (batch,).
+    """
     found = {name: metric(prediction.probs, labels) for name, metric in LABEL_METRICS.items()}
     return {**found, "confidence": metrics.confidence(prediction.probs)}
 
 
 def detection_metrics(inside: Prediction, outside: Prediction) -> dict[str, float]:
-    """How well each score tells `outside` (the positive class) from `inside`."""
+    """How well each score tells OOD inputs, the positive class, from in-domain ones.
+
+    Args:
+        inside: the prediction of the in-domain test set.
+        outside: the prediction of the OOD set.
+    """
     found = {"confidence": metrics.confidence(outside.probs)}
     scores_in, scores_out = metrics.detection_scores(inside), metrics.detection_scores(outside)
     for name, metric in DETECTION_METRICS.items():
@@ -87,11 +137,12 @@ def detection_metrics(inside: Prediction, outside: Prediction) -> dict[str, floa
     return found
 
 
-def mean_over_shifts(found: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def mean_over_shifts(found: Mapping[str, Mapping[str, float]]) -> Found:
     """Means over the types and severities of a shifted set: `cnll`, `caccuracy`, `cece`.
 
-    Splits are named `<set>/<type>/<severity>`; the means are of split `<set>`. What was evaluated
-    as OOD has no labels to be right about, and no part in them.
+    Args:
+        found: values by split and metric. Splits `<set>/<type>/<severity>` that have labels give
+            means of split `<set>`; what was evaluated as OOD has no part in them.
     """
     sets: dict[str, list[Mapping[str, float]]] = {}
     for split, values in found.items():
@@ -104,12 +155,91 @@ def mean_over_shifts(found: Mapping[str, Mapping[str, float]]) -> dict[str, dict
     }
 
 
-def lipschitz_metrics(method: Method, x: Tensor) -> dict[str, float]:
-    """Between what the Lipschitz constant of a method's encoder lies: seen on `x`, and proved."""
+def merge_rows(run: Run, kept: Sequence[Row], found: Found) -> list[Row]:
+    """New results beside those that a run has of other splits; means over shifts are of both.
+
+    Args:
+        run: whose results they are.
+        kept: its rows so far.
+        found: what was measured now.
+    """
+    before = Found()
+    for row in kept:
+        before.setdefault(row.split, {})[row.metric] = row.value
+    rows = run.make_rows(found | mean_over_shifts(before | found))
+    new = {(row.split, row.metric) for row in rows}
+    return [row for row in kept if (row.split, row.metric) not in new] + rows
+
+
+def check_roles(run: Run, rows: Sequence[Row], splits: Sequence[Split]) -> None:
+    """Refuse a split of which a run has results in another role: rows would mix the two.
+
+    Args:
+        run: the run.
+        rows: its results so far.
+        splits: what it is to be evaluated on.
+    """
+    had = {row.split: ROLES[row.metric] for row in rows if row.metric in ROLES}
+    now: dict[str, str] = {split.name: split.role for split in splits if split.role != "iid"}
+    shifts = [name for name, role in now.items() if role == "shift" and "/" in name]
+    now |= dict.fromkeys((name.partition("/")[0] for name in shifts), "mean over shifts")
+    for name, role in now.items():
+        if had.get(name, role) != role:
+            raise UserError(
+                f"{name}: {run.path} has results of it as {had[name]}, and cannot have any as "
+                f"{role} beside them; omit it, or rename your file"
+            )
+
+
+def subsample(source: Source, num_samples: int) -> Source:
+    """Some samples of a source, spread evenly over it.
+
+    Args:
+        source: where they are from.
+        num_samples: how many at most.
+    """
+    if len(source) <= num_samples:
+        return source
+    return SubsetSource(source, [n * len(source) // num_samples for n in range(num_samples)])
+
+
+def keep_features(fabric: Fabric, run: Run, method: Method, split: Split) -> None:
+    """Keep features of the in-domain split and of the mapped shift.
+
+    Args:
+        fabric: where the method is.
+        run: gets the features.
+        method: one that learns from features; others may not have one row per sample.
+        split: the split.
+    """
+    read = not method.parts() and any(stage.on == "features" for stage in method.stages())
+    if not read or not (split.role == "iid" or split.name.endswith(MAPPED_SHIFT)):
+        return
+
+    def features(batch: Batch) -> dict[str, Tensor]:
+        return {"z": method.features(batch.x).float(), "y": batch.y}
+
+    source = subsample(split.source, NUM_FEATURES)
+    rows = collect(fabric, source, features, run.recipe.engine.predict_batch_size)
+    if fabric.is_global_zero:
+        run.save_features(split.name, rows["z"], rows["y"])
+
+
+def bound_encoder(fabric: Fabric, method: Method, data: Data) -> dict[str, float]:
+    """Between what the Lipschitz constant of an encoder lies: seen on test samples, and proved.
+
+    Args:
+        fabric: where the method is.
+        method: a trained method with an encoder of its own.
+        data: the first split gives the samples.
+    """
+    inputs = data.splits[0].source
+    few = list(range(min(LIPSCHITZ_SAMPLES, len(inputs))))
+    x = next(inputs.read([few], fabric.device)).x
     if method.parts() or not _is_row_by_row(method.encoder, x):
         raise UserError(
             f"{method.config.kind} has no encoder that maps an input to its features by itself; "
-            "leave --lipschitz away"
+            "omit --lipschitz"
         )
     return {
         "lipschitz_lower": lower_bound(method.encoder, x),
@@ -126,18 +256,42 @@ def _is_row_by_row(encoder: nn.Module, x: Tensor) -> bool:
         return False
 
 
-def cost_metrics(method: Method, reference: Method, inputs: Tensor) -> dict[str, float]:
-    """Parameters, and latency relative to `reference`."""
-    found = {"params": float(metrics.num_parameters(method))}
-    timed = {"method": method, "reference": reference}
-    return found | latency_metrics(timed, "reference", inputs)["method"]
+def own_cost(fabric: Fabric, run: Run, method: Method) -> dict[str, float]:
+    """Parameters and latency of a run by itself, in turn with an untrained network of ERM.
+
+    Args:
+        fabric: where the method is.
+        run: gets the conditions of the measurement.
+        method: the method of the run.
+    """
+    methods = {"method": method, "reference": untrained_reference(run)}
+    fabric.to_device(methods["reference"])
+    example = next(run.data.splits[0].source.read([[0]], fabric.device)).x
+    latency = latency_metrics(methods, "reference", example)["method"]
+    if fabric.is_global_zero:
+        run.add_to_environment(latency_conditions(fabric.device, ["deterministic"]))
+    return {"params": float(metrics.num_parameters(method)), **latency}
 
 
-def latency_metrics(
-    methods: Mapping[str, Method], reference: str, inputs: Tensor
-) -> dict[str, dict[str, float]]:
-    """Of every method the latency relative to that of `reference`, in eager mode, interleaved."""
-    found: dict[str, dict[str, float]] = {name: {} for name in methods}
+def untrained_reference(run: Run) -> Method:
+    """The plain classifier that latencies are relative to; its weights make no difference.
+
+    Args:
+        run: whose encoder it has.
+    """
+    task = run.data.task
+    return Deterministic(run.recipe.encoder.build(task.input_shape), task.num_classes).eval()
+
+
+def latency_metrics(methods: Mapping[str, Method], reference: str, inputs: Tensor) -> Found:
+    """The latency of every method relative to that of one, in eager mode, interleaved.
+
+    Args:
+        methods: by name.
+        reference: the name of the method that has the ratio 1.
+        inputs: (batch, ...), repeated to fill each batch size.
+    """
+    found = Found({name: {} for name in methods})
     for size in BATCH_SIZES:
         batch = inputs[torch.arange(size) % len(inputs)]
         calls = {name: partial(method, batch) for name, method in methods.items()}
@@ -151,50 +305,28 @@ def latency_metrics(
     return found
 
 
-def latency_conditions(device: torch.device, contenders: Sequence[str]) -> dict[str, Any]:
-    """How `latency_metrics` measured, and whom in turn: to be read together with the rows."""
+def latency_conditions(device: torch.device, names: Sequence[str]) -> dict[str, Any]:
+    """How `latency_metrics` measured, for environment.json.
+
+    Args:
+        device: where.
+        names: the methods and variants that were timed in turn.
+    """
     return {
         "latency device": name_device(device),
         "latency threads": torch.get_num_threads(),
         "latency batch sizes": list(BATCH_SIZES),
         "latency rounds": ROUNDS,
-        CONTENDERS: list(contenders),
+        TIMED_TOGETHER: list(names),
     }
 
 
-NUM_INPUTS, NUM_FEATURES = 10_000, 1_000
-# The paper maps the features of this corruption, at its highest severity.
-MAPPED_SHIFT = "/defocus_blur/5"
+def training_cost(record: Checkpoints) -> dict[str, float]:
+    """What each stage took: seconds, and megabytes at most.
 
-
-def thin(source: Source, num_samples: int) -> Source:
-    """At most so many samples, spread evenly over a source."""
-    if len(source) <= num_samples:
-        return source
-    return PartialSource(source, [n * len(source) // num_samples for n in range(num_samples)])
-
-
-def training_sample(source: Source) -> Split:
-    """Training inputs to compare test inputs with; nothing is measured on them."""
-    return Split("train", "surface", thin(source, NUM_INPUTS))
-
-
-def keep_features(
-    fabric: Fabric, method: Method, split: Split, directory: RunDirectory, batch_size: int
-) -> None:
-    """Keep features of the in-domain split and of the mapped shift.
-
-    Only of a method that learns from features: to others they may not mean one row per sample.
-    An ensemble has no features of its own.
+    Args:
+        record: the finished stages.
     """
-    read = not method.parts() and any(stage.on == "features" for stage in method.stages())
-    if read and (split.role == "iid" or split.name.endswith(MAPPED_SHIFT)):
-        source = thin(split.source, NUM_FEATURES)
-        rows = collect(
-            fabric,
-            source,
-            lambda batch: {"z": method.features(batch.x).float(), "y": batch.y},
-            batch_size,
-        )
-        if fabric.is_global_zero:
-            directory.save_features(split.name, rows["z"], rows["y"])
+    seconds = {f"train_seconds:{stage.name}": stage.seconds for stage in record.finished}
+    memory = {f"peak_memory:{stage.name}": stage.peak_memory for stage in record.finished}
+    return seconds | memory

@@ -10,11 +10,14 @@ from pathlib import Path
 from density_softmax.files import StorageError, write_text
 from density_softmax.types import Row
 
-__all__ = ["read_rows", "write_rows"]
-
 
 def write_rows(file: Path, rows: Iterable[Row]) -> None:
-    """Write rows, replacing the file."""
+    """Write rows to a CSV file.
+
+    Args:
+        file: the CSV file to replace.
+        rows: any number of them.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Row._fields)
@@ -23,7 +26,11 @@ def write_rows(file: Path, rows: Iterable[Row]) -> None:
 
 
 def read_rows(file: Path) -> list[Row]:
-    """The rows of a file."""
+    """The rows of a CSV file.
+
+    Args:
+        file: a CSV file that `write_rows` wrote.
+    """
     if not file.is_file():
         raise StorageError(f"{file}: no such file; is it a finished run?")
     with file.open(encoding="utf-8", newline="") as lines:

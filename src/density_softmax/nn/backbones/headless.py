@@ -1,4 +1,4 @@
-"""A trained classifier as an encoder: what its head is given are the features."""
+"""A trained classifier as an encoder: its features are the inputs of its head."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from density_softmax.errors import UserError
-from density_softmax.nn.taps import Listener
-
-__all__ = ["Headless"]
+from density_softmax.nn.taps import CallRecorder
 
 
 @final
 class Headless(nn.Module):
-    """z = what the model hands to its linear head.
+    """z = the input of the model's linear head.
 
-    The model runs as it is, head included, and is not changed: whatever it does around the head
-    does not matter, and nothing has to be known of its code.
+    The model runs as it is, head included, and is not changed: nothing has to be known about its
+    code before and after the head.
 
     Args:
         model: any classifier with a linear head.
@@ -33,7 +31,7 @@ class Headless(nn.Module):
         self.model = model
         self.head_name = head
         self.num_features = linear[head].in_features
-        self._listener = Listener((head,), _first_input)
+        self._recorder = CallRecorder((head,), _first_input)
 
     @property
     def head(self) -> nn.Linear:
@@ -44,16 +42,12 @@ class Headless(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The features of a batch, (batch, num_features)."""
-        model, listener = self.model, self._listener
-        listener.start(model)
-        try:
-            model(x)
-        finally:
-            listener.stop()
-            heard = listener.take()
-        if not heard:
+        with self._recorder.recording(self.model):
+            self.model(x)
+        found = self._recorder.pop()
+        if not found:
             raise UserError(f"the model does not call its layer '{self.head_name}'")
-        z: Tensor = heard[self.head_name]
+        z: Tensor = found[self.head_name]
         return z
 
 

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from torch import Tensor, nn
+from torch import nn
 
 from density_softmax.config import ConfigError, at_least
-from density_softmax.nn.backbones.base import Backbone, BackboneConfig
+from density_softmax.nn.backbones.base import Backbone, BackboneConfig, Residual
 
-__all__ = ["ResFFN"]
+IDENTITY = nn.Identity()
 
 
 @final
 class ResFFN(Backbone):
-    """ResFFN-depth-width (Liu et al. 2020).
+    """ResFFN-depth-width (Liu et al. 2020): h_0 = W_0 x + b_0, then the residual blocks.
 
-    h_0 = W_0 x + b_0 and h_i = h_{i−1} + relu(W_i h_{i−1} + b_i).
     Weights start Glorot-uniform and biases at zero, as in the original's Keras layers: with
     torch's narrower default the 1e-4 steps of the toy recipe are too few to separate two moons.
+
+    Args:
+        num_inputs: the width of x.
+        depth: the number of residual blocks.
+        width: the width of every h, and of the features.
     """
 
     @dataclass(frozen=True)
     class Config(BackboneConfig, kind="resffn"):
-        """ResFFN-12-128 unless told otherwise (Table "hyper-params" of the paper)."""
+        """By default ResFFN-12-128 (Table "hyper-params" of the paper)."""
 
         depth: int = 12
         width: int = 128
@@ -53,15 +58,12 @@ class ResFFN(Backbone):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The features of a batch, (batch, width)."""
-        h: Tensor = self.input(x)
-        for block in self.blocks:
-            h = block(h)
-        return h
+    def chain(self) -> Sequence[nn.Module]:
+        """The first layer and the blocks."""
+        return self.input, *self.blocks
 
 
-class ResidualBlock(nn.Module):
+class ResidualBlock(Residual):
     """h + relu(W h + b)."""
 
     def __init__(self, width: int) -> None:
@@ -69,6 +71,6 @@ class ResidualBlock(nn.Module):
         self.linear = nn.Linear(width, width)
         self.activation = nn.ReLU()
 
-    def forward(self, h: Tensor) -> Tensor:
-        """The input plus its residual."""
-        return h + self.activation(self.linear(h))
+    def paths(self) -> tuple[nn.Module, Sequence[nn.Module]]:
+        """The identity, and relu(W h + b)."""
+        return IDENTITY, (self.linear, self.activation)

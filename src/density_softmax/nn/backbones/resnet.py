@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -10,25 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from density_softmax.config import ConfigError
-from density_softmax.nn.backbones.base import Backbone, BackboneConfig
-
-__all__ = [
-    "BasicBlock",
-    "Bottleneck",
-    "CifarResNet",
-    "ResNet",
-    "SubsampleAndPad",
-    "blocks_per_group",
-    "conv1x1",
-    "conv3x3",
-    "group",
-    "he_normal_",
-    "image_channels",
-]
+from density_softmax.nn.backbones.base import Backbone, BackboneConfig, Residual
+from density_softmax.nn.lipschitz.bounds import LinearMap
 
 
 def image_channels(input_shape: tuple[int, ...]) -> int:
-    """The number of channels of an image shape; any other shape raises."""
+    """The number of channels of an image; any other shape raises.
+
+    Args:
+        input_shape: (channels, height, width).
+    """
     if len(input_shape) != 3 or min(input_shape) < 1:
         raise ConfigError(
             f"input_shape={tuple(input_shape)}: a residual network reads images, "
@@ -38,7 +30,12 @@ def image_channels(input_shape: tuple[int, ...]) -> int:
 
 
 def blocks_per_group(depth: int, offset: int) -> int:
-    """The n >= 1 of depth = 6n + offset: three groups of n blocks of two convolutions each."""
+    """The n >= 1 of depth = 6n + offset: three groups of n blocks of two convolutions each.
+
+    Args:
+        depth: the number of layers with weights.
+        offset: how many of them are outside of the blocks.
+    """
     n, rest = divmod(depth - offset, 6)
     if n < 1 or rest:
         nearest = sorted({6 * max(n, 1) + offset, 6 * max(n + 1, 1) + offset})
@@ -49,14 +46,16 @@ def blocks_per_group(depth: int, offset: int) -> int:
     return n
 
 
-def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
-    """A 3×3 convolution that keeps the image size up to its stride."""
-    return nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+def conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
+    """A convolution without bias that keeps the image size up to its stride.
 
-
-def conv1x1(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
-    """A linear map of the channels at every (stride-th) pixel."""
-    return nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
+    Args:
+        in_channels: of the input.
+        out_channels: of the output.
+        size: of the kernel, odd.
+        stride: in both directions.
+    """
+    return nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, bias=False)
 
 
 def group(
@@ -66,23 +65,21 @@ def group(
     num_blocks: int,
     stride: int,
 ) -> nn.Sequential:
-    """Blocks in a row, of which the first changes the number of channels and the image size."""
+    """Blocks in a row, of which the first changes the number of channels and the image size.
+
+    Args:
+        block: makes a block from its input channels, output channels and stride.
+        in_channels: of the first block.
+        out_channels: of all blocks.
+        num_blocks: how many there are.
+        stride: of the first block.
+    """
     first = block(in_channels, out_channels, stride)
     rest = (block(out_channels, out_channels, 1) for _ in range(num_blocks - 1))
     return nn.Sequential(first, *rest)
 
 
-def he_normal_(network: nn.Module) -> None:
-    """Draw all convolutions from N(0, 2 / fan_in), as uncertainty-baselines does.
-
-    Its `he_normal` has this variance too, but is cut off at two standard deviations.
-    """
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
-
-
-class SubsampleAndPad(nn.Module):
+class SubsampleAndPad(LinearMap):
     """The shortcut without parameters (option A of He et al.).
 
     Takes every `stride`-th pixel and adds channels of zeros, half before and half after.
@@ -99,27 +96,41 @@ class SubsampleAndPad(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], self.padding)
 
 
-class BasicBlock(nn.Module):
+class MeanOverPixels(LinearMap):
+    """(batch, channels, height, width) to (batch, channels)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean of each channel."""
+        return x.mean(dim=(2, 3))
+
+
+MAX_POOL = nn.MaxPool2d(3, stride=2, padding=1)
+MEAN_POOL = MeanOverPixels()
+
+
+class BasicBlock(Residual):
     """y = relu(s(x) + bn(conv(relu(bn(conv(x)))))) with 3×3 convolutions and an option-A s."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = conv3x3(in_channels, out_channels, stride)
+        self.conv1 = conv(in_channels, out_channels, 3, stride)
         self.bn1 = nn.BatchNorm2d(out_channels)
-        self.conv2 = conv3x3(out_channels, out_channels)
+        self.conv2 = conv(out_channels, out_channels, 3)
         self.bn2 = nn.BatchNorm2d(out_channels)
         self.activation = nn.ReLU()
         self.shortcut = SubsampleAndPad(in_channels, out_channels, stride)
 
+    def paths(self) -> tuple[nn.Module, Sequence[nn.Module]]:
+        """The shortcut and the branch before they are added."""
+        return self.shortcut, (self.conv1, self.bn1, self.activation, self.conv2, self.bn2)
+
     def forward(self, x: Tensor) -> Tensor:
         """The block's output, at 1/stride of the size of `x`."""
-        h = self.activation(self.bn1(self.conv1(x)))
-        h = self.bn2(self.conv2(h))
-        y: Tensor = self.activation(self.shortcut(x) + h)
+        y: Tensor = self.activation(super().forward(x))
         return y
 
 
-class Bottleneck(nn.Module):
+class Bottleneck(Residual):
     """1×1, 3×3 and 1×1 convolutions, the middle one with a quarter of the output channels.
 
     The stride is on the 3×3 convolution ("v1.5"), as in torchvision and uncertainty-baselines;
@@ -129,33 +140,50 @@ class Bottleneck(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         channels = out_channels // 4
-        self.conv1 = conv1x1(in_channels, channels)
+        self.conv1 = conv(in_channels, channels, 1)
         self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = conv3x3(channels, channels, stride)
+        self.conv2 = conv(channels, channels, 3, stride)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.conv3 = conv1x1(channels, out_channels)
+        self.conv3 = conv(channels, out_channels, 1)
         self.bn3 = nn.BatchNorm2d(out_channels)
         self.activation = nn.ReLU()
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or in_channels != out_channels:
             self.downsample = nn.Sequential(
-                conv1x1(in_channels, out_channels, stride), nn.BatchNorm2d(out_channels)
+                conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels)
             )
+
+    def paths(self) -> tuple[nn.Module, Sequence[nn.Module]]:
+        """The shortcut and the branch before they are added."""
+        first, second = (self.conv1, self.bn1), (self.conv2, self.bn2)
+        branch = *first, self.activation, *second, self.activation, self.conv3, self.bn3
+        return self.downsample, branch
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output, at 1/stride of the size of `x`."""
-        h = self.activation(self.bn1(self.conv1(x)))
-        h = self.activation(self.bn2(self.conv2(h)))
-        h = self.bn3(self.conv3(h))
-        y: Tensor = self.activation(self.downsample(x) + h)
+        y: Tensor = self.activation(super().forward(x))
         return y
 
 
+class ImageBackbone(Backbone, ABC):
+    """A convolutional network whose convolutions start as N(0, 2 / fan_in).
+
+    This is the variance of uncertainty-baselines' `he_normal`, which is cut off at two standard
+    deviations.
+    """
+
+    def initialize(self) -> None:
+        """Draw all convolutions."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+
+
 @final
-class ResNet(Backbone):
+class ResNet(ImageBackbone):
     """The ImageNet ResNet of bottleneck blocks; z is the pooled output of the last group.
 
-    Its modules bear torchvision's names: a published state dict without its `fc.*` loads as is.
+    Its modules have torchvision's names: a published state dict without its `fc.*` loads as is.
     """
 
     num_features = 2048
@@ -183,13 +211,13 @@ class ResNet(Backbone):
                 raise ConfigError(f"depth={self.depth}: choose one of {depths}")
 
         def build(self, input_shape: tuple[int, ...]) -> ResNet:
-            """A freshly initialised ResNet for images of `input_shape`."""
+            """A newly initialised ResNet for images of `input_shape`."""
             return ResNet(self, image_channels(input_shape))
 
     def __init__(self, config: Config, in_channels: int) -> None:
         super().__init__()
         n1, n2, n3, n4 = self.NUM_BLOCKS[config.depth]
-        self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
+        self.conv1 = conv(in_channels, 64, 7, stride=2)
         self.bn1 = nn.BatchNorm2d(64)
         self.activation = nn.ReLU()
         self.layer1 = group(Bottleneck, 64, 256, n1, stride=1)
@@ -198,20 +226,14 @@ class ResNet(Backbone):
         self.layer4 = group(Bottleneck, 1024, 2048, n4, stride=2)
         self.initialize()
 
-    def initialize(self) -> None:
-        """He-normal convolutions."""
-        he_normal_(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The features of a batch of images, (batch, 2048)."""
-        x = self.activation(self.bn1(self.conv1(x)))
-        x = F.max_pool2d(x, 3, stride=2, padding=1)
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return x.mean(dim=(2, 3))
+    def chain(self) -> Sequence[nn.Module]:
+        """The stem, the groups and the pooling."""
+        stem = (self.conv1, self.bn1, self.activation, MAX_POOL)
+        return *stem, self.layer1, self.layer2, self.layer3, self.layer4, MEAN_POOL
 
 
 @final
-class CifarResNet(Backbone):
+class CifarResNet(ImageBackbone):
     """The CIFAR ResNet of basic blocks with 16, 32 and 64 channels; z is its pooled output."""
 
     num_features = 64
@@ -231,13 +253,13 @@ class CifarResNet(Backbone):
             blocks_per_group(self.depth, offset=2)
 
         def build(self, input_shape: tuple[int, ...]) -> CifarResNet:
-            """A freshly initialised CIFAR ResNet for images of `input_shape`."""
+            """A newly initialised CIFAR ResNet for images of `input_shape`."""
             return CifarResNet(self, image_channels(input_shape))
 
     def __init__(self, config: Config, in_channels: int) -> None:
         super().__init__()
         n = blocks_per_group(config.depth, offset=2)
-        self.conv1 = conv3x3(in_channels, 16)
+        self.conv1 = conv(in_channels, 16, 3)
         self.bn1 = nn.BatchNorm2d(16)
         self.activation = nn.ReLU()
         self.layer1 = group(BasicBlock, 16, 16, n, stride=1)
@@ -245,12 +267,7 @@ class CifarResNet(Backbone):
         self.layer3 = group(BasicBlock, 32, 64, n, stride=2)
         self.initialize()
 
-    def initialize(self) -> None:
-        """He-normal convolutions."""
-        he_normal_(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The features of a batch of images, (batch, 64)."""
-        x = self.activation(self.bn1(self.conv1(x)))
-        x = self.layer3(self.layer2(self.layer1(x)))
-        return x.mean(dim=(2, 3))
+    def chain(self) -> Sequence[nn.Module]:
+        """The stem, the groups and the pooling."""
+        groups = (self.layer1, self.layer2, self.layer3)
+        return self.conv1, self.bn1, self.activation, *groups, MEAN_POOL

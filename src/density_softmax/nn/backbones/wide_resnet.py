@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -9,20 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.config import at_least
-from density_softmax.nn.backbones.base import Backbone, BackboneConfig
+from density_softmax.nn.backbones.base import BackboneConfig, Residual
 from density_softmax.nn.backbones.resnet import (
+    MEAN_POOL,
+    ImageBackbone,
     blocks_per_group,
-    conv1x1,
-    conv3x3,
+    conv,
     group,
-    he_normal_,
     image_channels,
 )
 
-__all__ = ["PreActivationBlock", "WideResNet"]
 
-
-class PreActivationBlock(nn.Module):
+class PreActivationBlock(Residual):
     """y = s(x) + conv(relu(bn(conv(relu(bn(x)))))) with 3×3 convolutions.
 
     The shortcut s is the identity, or a 1×1 convolution where the shape changes. That
@@ -33,24 +32,22 @@ class PreActivationBlock(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(in_channels)
-        self.conv1 = conv3x3(in_channels, out_channels, stride)
+        self.conv1 = conv(in_channels, out_channels, 3, stride)
         self.bn2 = nn.BatchNorm2d(out_channels)
-        self.conv2 = conv3x3(out_channels, out_channels)
+        self.conv2 = conv(out_channels, out_channels, 3)
         self.activation = nn.ReLU()
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != out_channels:
-            self.shortcut = conv1x1(in_channels, out_channels, stride)
+            self.shortcut = conv(in_channels, out_channels, 1, stride)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The block's output, at 1/stride of the size of `x`."""
-        h = self.conv1(self.activation(self.bn1(x)))
-        h = self.conv2(self.activation(self.bn2(h)))
-        y: Tensor = self.shortcut(x) + h
-        return y
+    def paths(self) -> tuple[nn.Module, Sequence[nn.Module]]:
+        """The shortcut and the branch."""
+        first, second = (self.bn1, self.activation, self.conv1), (self.bn2, self.activation)
+        return self.shortcut, (*first, *second, self.conv2)
 
 
 @final
-class WideResNet(Backbone):
+class WideResNet(ImageBackbone):
     """WRN-depth-width: groups of 16, 32 and 64 times `width` channels, without dropout.
 
     z = pool(relu(bn(x))) of the last group's output x. Blocks and initialisation are those of
@@ -82,14 +79,14 @@ class WideResNet(Backbone):
             at_least(self, width=1, stem_stride=1)
 
         def build(self, input_shape: tuple[int, ...]) -> WideResNet:
-            """A freshly initialised wide ResNet for images of `input_shape`."""
+            """A newly initialised wide ResNet for images of `input_shape`."""
             return WideResNet(self, image_channels(input_shape))
 
     def __init__(self, config: Config, in_channels: int) -> None:
         super().__init__()
         n, k = blocks_per_group(config.depth, offset=4), config.width
         self.num_features = 64 * k
-        self.stem = conv3x3(in_channels, 16, config.stem_stride)
+        self.stem = conv(in_channels, 16, 3, config.stem_stride)
         self.group1 = group(PreActivationBlock, 16, 16 * k, n, stride=1)
         self.group2 = group(PreActivationBlock, 16 * k, 32 * k, n, stride=2)
         self.group3 = group(PreActivationBlock, 32 * k, 64 * k, n, stride=2)
@@ -98,13 +95,12 @@ class WideResNet(Backbone):
         self.memory_format = torch.channels_last if config.channels_last else torch.preserve_format
         self.initialize()
 
-    def initialize(self) -> None:
-        """He-normal convolutions."""
-        he_normal_(self)
+    def chain(self) -> Sequence[nn.Module]:
+        """The stem, the groups, the last batch norm and the pooling."""
+        groups = (self.group1, self.group2, self.group3)
+        return self.stem, *groups, self.bn, self.activation, MEAN_POOL
 
     def forward(self, x: Tensor) -> Tensor:
         """The features of a batch of images, (batch, 64 · width)."""
-        x = x.to(memory_format=self.memory_format)  # all layers below keep the format they are fed
-        x = self.group3(self.group2(self.group1(self.stem(x))))
-        h: Tensor = self.activation(self.bn(x))
-        return h.mean(dim=(2, 3))
+        # All layers keep the memory format of their input.
+        return super().forward(x.to(memory_format=self.memory_format))

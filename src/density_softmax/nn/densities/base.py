@@ -1,4 +1,4 @@
-"""The contract of every density p(z; α) on features."""
+"""The contract of every density p(z; α) on features, and the statistics that fits share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from density_softmax.nn.execution import at_least_float32, full_precision
 from density_softmax.training import Stage, Values
 from density_softmax.types import Batch
 
-__all__ = ["Density", "DensityConfig", "Latent", "mean_and_variance"]
+# The latents' standard deviation at the start. A sample t deviations out in every direction has
+# r² = H t² σ², and NatPN's evidence exp(½ H log 2 − ½ r²) is above 1 while t σ < √log 2 ≈ 0.83.
+# With σ = 1 samples beyond that begin with no evidence, hence no gradient, and many never return;
+# with ¼ this holds to t = 3.3.
+INITIAL_SCALE = 0.25
 
 
 class Density(nn.Module, ABC):
@@ -35,7 +39,7 @@ class Density(nn.Module, ABC):
         """How α is found, from training features."""
 
 
-class DensityConfig(Family, ABC):
+class DensityConfig(Family, ABC, package="density_softmax.nn.densities"):
     """The family of densities."""
 
     @abstractmethod
@@ -43,8 +47,23 @@ class DensityConfig(Family, ABC):
         """An unfitted density on vectors of `num_features` that come from `num_classes`."""
 
 
+def moments(z: Tensor) -> Values:
+    """Sums over a batch that `mean_and_variance` takes, in float64.
+
+    Args:
+        z: (batch, features).
+    """
+    z = z.double()
+    return {"count": z.new_tensor(len(z)), "sum": z.sum(0), "squares": z.square().sum(0)}
+
+
 def mean_and_variance(count: Tensor, total: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of each feature from its sums; a variance is 0 where nothing varies.
+
+    Args:
+        count: the number of samples, ().
+        total: Σ z, (features,).
+        squares: Σ z², (features,).
 
     Raises:
         UserError: if no density can be fitted to such data.
@@ -60,7 +79,7 @@ def mean_and_variance(count: Tensor, total: Tensor, squares: Tensor) -> tuple[Te
             "the encoder has diverged; lower its learning rate"
         )
     variance = second - mean.square()
-    # What varies less than rounding does not vary: dividing by it would invent information.
+    # A variance below rounding is 0: dividing by it would invent information.
     varies = variance > torch.finfo(torch.float32).eps ** 2 * second
     if not varies.any():
         raise UserError(
@@ -70,18 +89,15 @@ def mean_and_variance(count: Tensor, total: Tensor, squares: Tensor) -> tuple[Te
     return mean, torch.where(varies, variance, 0.0)
 
 
-# The latents' standard deviation at the start. A sample t deviations out in every direction has
-# r² = H t² σ², and NatPN's evidence exp(½ H log 2 − ½ r²) is above 1 while t σ < √log 2 ≈ 0.83.
-# With σ = 1 samples beyond that begin with no evidence, hence no gradient, and many never return;
-# with ¼ this holds to t = 3.3.
-INITIAL_SCALE = 0.25
-
-
 @final
 class Latent(nn.Module):
-    """u = BatchNorm(W z), in float32: every direction begins with mean 0 and deviation ¼.
+    """u = BatchNorm(W z), in float32: at first every direction has mean 0 and deviation ¼.
 
     W has no bias, which the batch norm would remove.
+
+    Args:
+        num_features: the width of z.
+        num_latent: the width of u.
     """
 
     def __init__(self, num_features: int, num_latent: int) -> None:
@@ -99,16 +115,13 @@ class Latent(nn.Module):
     def _normalized(self, h: Tensor) -> Tensor:
         if not self.training or len(h) > 1:
             return self.norm(h)
-        # A last batch of one sample has no variance: it is seen as in evaluation.
-        norm = self.norm
-        return F.batch_norm(
-            h, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
-        )
+        # A last batch of one sample has no variance: it is normalised as in evaluation.
+        n = self.norm
+        return F.batch_norm(h, n.running_mean, n.running_var, n.weight, n.bias, eps=n.eps)
 
     def moments(self, batch: Batch) -> Values:
-        """What a batch of features adds to the statistics of W z."""
-        h = self.linear(batch.x).double()
-        return {"count": h.new_tensor(len(h)), "sum": h.sum(0), "squares": h.square().sum(0)}
+        """The contribution of a batch of features to the statistics of W z."""
+        return moments(self.linear(batch.x))
 
     def set_moments(self, total: Values) -> None:
         """Let evaluation mode standardise by the moments of a whole split."""

@@ -1,36 +1,29 @@
-"""Invertible maps with tractable log-determinants."""
+"""Normalising flows, and the densities that they make of a standard normal."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import json
 import math
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.nn.densities.base import Density, DensityConfig, mean_and_variance
+from density_softmax.errors import UserError
+from density_softmax.nn.densities.base import Density, DensityConfig, mean_and_variance, moments
 from density_softmax.training import Adam, Descent, Estimate, Stage, Train, Values
-from density_softmax.types import Batch
-
-__all__ = [
-    "AffineCoupling",
-    "FlowDensity",
-    "RadialDensity",
-    "RadialFlow",
-    "RadialLayer",
-    "RealNVP",
-    "TrainedDensity",
-]
 
 
 @final
 class Constant(nn.Module):
-    """A learned vector, whatever the input: what a network without inputs can say."""
+    """A learned vector for every input: a conditioner that has no inputs."""
 
     def __init__(self, num_outputs: int) -> None:
         super().__init__()
@@ -41,7 +34,7 @@ class Constant(nn.Module):
         return self.value.expand(kept.shape[0], -1)
 
 
-def conditioner(num_inputs: int, num_outputs: int, hidden: Sequence[int]) -> nn.Module:
+def _conditioner(num_inputs: int, num_outputs: int, hidden: Sequence[int]) -> nn.Module:
     """A ReLU network from the half that is kept to the parameters of the half that moves."""
     if num_inputs == 0:
         return Constant(num_outputs)
@@ -62,18 +55,13 @@ class AffineCoupling(nn.Module):
 
     def __init__(self, num_kept: int, num_moved: int, hidden: Sequence[int]) -> None:
         super().__init__()
-        self.scale = conditioner(num_kept, num_moved, hidden)
-        self.shift = conditioner(num_kept, num_moved, hidden)
+        self.scale = _conditioner(num_kept, num_moved, hidden)
+        self.shift = _conditioner(num_kept, num_moved, hidden)
 
     def forward(self, kept: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
         """The moved half and the log-determinant."""
         s = torch.tanh(self.scale(kept))
         return s.exp() * moved + self.shift(kept), s.sum(-1)
-
-    def inverse(self, kept: Tensor, image: Tensor) -> Tensor:
-        """The half that `forward` would move to `image`."""
-        s = torch.tanh(self.scale(kept))
-        return (image - self.shift(kept)) * (-s).exp()
 
 
 @final
@@ -102,23 +90,8 @@ class RealNVP(nn.Module):
         for coupling in self.couplings:
             moved, step = coupling(kept, moved)
             kept, moved, log_det = moved, kept, log_det + step
-        return self._join(kept, moved), log_det
-
-    def inverse(self, t: Tensor) -> Tensor:
-        """The z with s_α(z) = t."""
-        kept, moved = self._split_image(t)
-        for coupling in reversed(self.couplings):
-            kept, moved = moved, kept
-            moved = cast(AffineCoupling, coupling).inverse(kept, moved)
-        return torch.cat([kept, moved], dim=-1)
-
-    def _join(self, kept: Tensor, moved: Tensor) -> Tensor:
-        swapped = len(self.couplings) % 2 == 1
-        return torch.cat([moved, kept] if swapped else [kept, moved], dim=-1)
-
-    def _split_image(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        first, second = t.split(self.halves, dim=-1)
-        return (second, first) if len(self.couplings) % 2 == 1 else (first, second)
+        in_order = (kept, moved) if len(self.couplings) % 2 == 0 else (moved, kept)
+        return torch.cat(in_order, dim=-1), log_det
 
 
 @final
@@ -129,7 +102,7 @@ class RadialLayer(nn.Module):
     q = α / (α + r) and g = γ / (α + r) lengths grow by 1 − q + g across the radius and by
     1 − q² + q g along it, sums of positive terms: |det| = (1 − q + g)^(d−1) (1 − q² + q g).
     α and γ are in units of √d, the distance of typical points, and begin as the identity, β = 0.
-    `num_flows` layers stand side by side in one: points (batch, 1 or flows, d) give images
+    `num_flows` layers are computed at once: points (batch, 1 or flows, d) give images
     (batch, flows, d).
     """
 
@@ -155,15 +128,6 @@ class RadialLayer(nn.Module):
         log_det = (z.shape[-1] - 1) * across.log() + along.log()
         return self.center + across[..., None] * arm, log_det
 
-    def inverse(self, t: Tensor) -> Tensor:
-        """The z that `forward` moves to t: r (r + γ) = ‖t − c‖ (r + α), solved for r."""
-        alpha, gamma = self.reach()
-        arm = t - self.center
-        image = torch.linalg.vector_norm(arm, dim=-1)
-        half = (image - gamma) / 2
-        r = half + (half.square() + alpha * image).sqrt()
-        return self.center + ((alpha + r) / (gamma + r))[..., None] * arm
-
 
 @final
 class RadialFlow(nn.Module):
@@ -185,28 +149,37 @@ class RadialFlow(nn.Module):
             log_det = log_det + step
         return z, log_det
 
-    def inverse(self, t: Tensor) -> Tensor:
-        """The z with s_α(z) = t."""
-        for layer in reversed(self.layers):
-            t = cast(RadialLayer, layer).inverse(t)
-        return t
+
+def change_of_variables(t: Tensor, log_det: Tensor) -> Tensor:
+    """log N(t; 0, I) + log|det ∂t/∂u|, (...).
+
+    Args:
+        t: images of u, (..., features).
+        log_det: log|det ∂t/∂u|, (...).
+    """
+    return log_det - 0.5 * (t.square().sum(-1) + t.shape[-1] * math.log(2 * math.pi))
 
 
 class TrainedDensity(Density, ABC):
     """A density on standardised features that descends on −E log p(z; α) (Eq. 5).
 
     With u = (z − mean) / scale, log p(z) = log p(u) − Σ log scale. A density that does not
-    standardise keeps mean 0 and scale 1.
+    standardise keeps mean 0 and scale 1. A subclass sets `flow`, u ↦ (t, log|det ∂t/∂u|).
+
+    Args:
+        num_features: the width of z.
+        standardize: whether mean and scale are estimated.
+        descent: how α is trained.
     """
 
     mean: Tensor
     scale: Tensor
     log_volume: Tensor
-    descent: Descent
+    flow: Any
 
-    def __init__(self, num_features: int, standardize: bool) -> None:
+    def __init__(self, num_features: int, standardize: bool, descent: Descent) -> None:
         super().__init__()
-        self.standardize = standardize
+        self.standardize, self.descent = standardize, descent
         self.register_buffer("mean", torch.zeros(num_features))
         self.register_buffer("scale", torch.ones(num_features))
         self.register_buffer("log_volume", torch.zeros(()))  # Σ log scale
@@ -215,9 +188,9 @@ class TrainedDensity(Density, ABC):
         """log p(u; α) − Σ log scale."""
         return self.standard_log_prob((z - self.mean) / self.scale) - self.log_volume
 
-    @abstractmethod
     def standard_log_prob(self, u: Tensor) -> Tensor:
-        """log p(u; α) of standardised features, (batch,)."""
+        """log p(u; α) = log N(t; 0, I) + log|det ∂t/∂u| with t = s_α(u), (batch,)."""
+        return change_of_variables(*self.flow(u))
 
     def stages(self) -> tuple[Stage, ...]:
         """Mean and scale in one pass, then maximum likelihood by gradient descent."""
@@ -229,12 +202,10 @@ class TrainedDensity(Density, ABC):
             on="features",
             monitor=lambda batch: {"nll": -self.log_prob(batch.x)},
         )
-        moments = Estimate("standardize", self._moments, self._set_moments, on="features")
-        return (moments, descent) if self.standardize else (descent,)
-
-    def _moments(self, batch: Batch) -> Values:
-        z = batch.x.double()
-        return {"count": z.new_tensor(len(z)), "sum": z.sum(0), "squares": z.square().sum(0)}
+        standardize = Estimate(
+            "standardize", lambda batch: moments(batch.x), self._set_moments, on="features"
+        )
+        return (standardize, descent) if self.standardize else (descent,)
 
     def _set_moments(self, total: Values) -> None:
         mean, variance = mean_and_variance(total["count"], total["sum"], total["squares"])
@@ -243,19 +214,14 @@ class TrainedDensity(Density, ABC):
         self.log_volume.copy_(self.scale.log().sum())
 
 
-def change_of_variables(t: Tensor, log_det: Tensor) -> Tensor:
-    """log N(t; 0, I) + log|det ∂t/∂u|."""
-    return log_det - 0.5 * (t.square().sum(-1) + t.shape[-1] * math.log(2 * math.pi))
-
-
 @final
 class FlowDensity(TrainedDensity):
-    """log p(u; α) = log N(t; 0, I) + log|det ∂t/∂u| with t = s_α(u) a RealNVP (Eq. 5).
+    """A RealNVP (Eq. 5).
 
     Lemma 1, p → 0 far away, is stated for radial flows and Gaussian mixtures. Of a RealNVP with
     bounded s and ReLU networks one can say no more than ‖t‖ ≥ (‖u‖ − B) / A, with A and B made
-    of learned weights: the limit holds, but where the data say nothing the density may stay high
-    for any distance before it falls. A RealNVP with unbounded s need not fall at all.
+    of learned weights: the limit holds, but where there are no data the density may stay high
+    for any distance before it falls.
     """
 
     @dataclass(frozen=True)
@@ -277,20 +243,15 @@ class FlowDensity(TrainedDensity):
 
     def __init__(self, num_features: int, config: Config | None = None) -> None:
         config = config or FlowDensity.Config()
-        super().__init__(num_features, config.standardize)
-        self.descent = config.descent
+        super().__init__(num_features, config.standardize, config.descent)
         self.flow = RealNVP(num_features, config.couplings, config.hidden)
-
-    def standard_log_prob(self, u: Tensor) -> Tensor:
-        """Change of variables from the standard normal."""
-        return change_of_variables(*self.flow(u))
 
 
 @final
 class RadialDensity(TrainedDensity):
-    """log p(u; α) = log N(t; 0, I) + log|det ∂t/∂u| with t = s_α(u) a radial flow.
+    """A radial flow.
 
-    Far away a radial flow is a bounded displacement, ‖t − u‖ ≤ Σ|β|, and its determinant tends
+    Far away it is a bounded displacement, ‖t − u‖ ≤ Σ|β|, and its determinant tends
     to 1: log p falls like −‖u‖² / 2 in every direction (Lemma 1).
     """
 
@@ -308,10 +269,80 @@ class RadialDensity(TrainedDensity):
 
     def __init__(self, num_features: int, config: Config | None = None) -> None:
         config = config or RadialDensity.Config()
-        super().__init__(num_features, config.standardize)
-        self.descent = config.descent
+        super().__init__(num_features, config.standardize, config.descent)
         self.flow = RadialFlow(num_features, config.layers)
 
+
+@final
+class ZukoDensity(TrainedDensity):
+    """log p(u; α) of a flow that zuko defines (Rozet et al., https://zuko.readthedocs.io).
+
+    Whether p → 0 far away depends on the flow. Some flows bend space only inside a box around
+    zero, which is where standardised features are. These flows do not export.
+    """
+
+    @dataclass(frozen=True)
+    class Config(DensityConfig, kind="zuko"):
+        """Which flow, and how it is trained.
+
+        Attributes:
+            standardize: whether features are standardised first.
+            flow: the name of a class in `zuko.flows`.
+            arguments: what it is built with besides the number of features, each as
+                `name=value` with a JSON value: `transforms=5`, `hidden_features=[64, 64]`.
+            descent: how it is trained.
+        """
+
+        standardize: bool = True
+        flow: str = "NSF"
+        arguments: tuple[str, ...] = ()
+        descent: Descent = Descent(epochs=50, optimizer=Adam(lr=1e-3), clip_norm=10.0)
+
+        def build(self, num_features: int, num_classes: int) -> ZukoDensity:
+            """An unfitted flow on vectors of `num_features`; classes make no difference."""
+            return ZukoDensity(num_features, self)
+
+    def __init__(self, num_features: int, config: Config | None = None) -> None:
+        config = config or ZukoDensity.Config()
+        super().__init__(num_features, config.standardize, config.descent)
+        self.flow = _zuko_flow(config.flow, num_features, config.arguments)
+
     def standard_log_prob(self, u: Tensor) -> Tensor:
-        """Change of variables from the standard normal."""
-        return change_of_variables(*self.flow(u))
+        """The log density of the flow."""
+        return self.flow().log_prob(u)
+
+
+def _zuko_flow(name: str, num_features: int, arguments: tuple[str, ...]) -> nn.Module:
+    """The flow of that name; errors list the flows there are."""
+    try:
+        flows = importlib.import_module("zuko.flows")
+    except ModuleNotFoundError:
+        raise UserError(
+            "this density needs the zuko library: pip install density-softmax[flows]"
+        ) from None
+    known: dict[str, Any] = {
+        member.__name__: member
+        for _, member in inspect.getmembers(flows, inspect.isclass)
+        if issubclass(member, flows.LazyDistribution)
+        and "features" in inspect.signature(member).parameters
+    }
+    if name not in known:
+        raise UserError(f"unknown zuko flow '{name}'; there are: {', '.join(sorted(known))}")
+    keywords = dict(map(_parse, arguments))
+    try:
+        return known[name](num_features, **keywords)
+    except TypeError as error:
+        raise UserError(
+            f"zuko's {name} cannot be built with {', '.join(arguments)}: {error}"
+        ) from None
+
+
+def _parse(argument: str) -> tuple[str, Any]:
+    """`name=value` with a JSON value, or any text as it is."""
+    name, equals, text = argument.partition("=")
+    if not equals or not name.isidentifier():
+        raise UserError(f"'{argument}' is not of the form name=value, such as transforms=5")
+    try:
+        return name, json.loads(text)
+    except json.JSONDecodeError:
+        return name, text

@@ -1,4 +1,4 @@
-"""Gaussians in closed form, from one pass of sums."""
+"""Gaussian densities in closed form, from sums over one pass through the data."""
 
 from __future__ import annotations
 
@@ -16,15 +16,8 @@ from density_softmax.nn.densities.base import Density, DensityConfig, mean_and_v
 from density_softmax.training import Estimate, Stage, Values
 from density_softmax.types import Batch
 
-__all__ = [
-    "ClassMixture",
-    "ClosedFormDensity",
-    "GaussianDensity",
-    "GaussianMixtureDensity",
-    "TiedMixtureDensity",
-    "log_height",
-    "whitening",
-]
+# Entries of all class covariances together: 8 gigabytes in float32.
+LARGEST = 2**31
 
 
 class ClosedFormDensity(Density, ABC):
@@ -45,7 +38,7 @@ class ClosedFormDensity(Density, ABC):
 
     @abstractmethod
     def sums(self, z: Tensor, y: Tensor) -> Values:
-        """What a batch of features and labels contributes."""
+        """The sums over a batch of features and labels."""
 
     @abstractmethod
     def estimate(self, total: Values) -> None:
@@ -75,7 +68,7 @@ class GaussianDensity(ClosedFormDensity):
         super().__init__()
         self.register_buffer("center", torch.zeros(num_features))
         self.register_buffer("whitening", torch.eye(num_features))
-        self.register_buffer("log_height", log_height(self.whitening))
+        self.register_buffer("log_height", _log_height(self.whitening))
 
     def log_prob_of_floats(self, z: Tensor) -> Tensor:
         """log N(z; m, Σ)."""
@@ -93,10 +86,10 @@ class GaussianDensity(ClosedFormDensity):
         W, _ = whitening(outer / count - torch.outer(mean, mean), variance)
         self.center.copy_(mean)
         self.whitening.copy_(W)
-        self.log_height.copy_(log_height(W))
+        self.log_height.copy_(_log_height(W))
 
 
-def log_height(whitener: Tensor) -> Tensor:
+def _log_height(whitener: Tensor) -> Tensor:
     """log|W| − ½ d log 2π, the log density of N(0, (WᵀW)⁻¹) at 0, for triangular W."""
     return whitener.diagonal().log().sum() - 0.5 * len(whitener) * math.log(2 * math.pi)
 
@@ -105,9 +98,13 @@ def whitening(covariance: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """A triangular W with W (Σ + δ D) Wᵀ = I, and the smallest δ that allows one.
 
     D holds the variances of the features over all the data, 1 where there is none, so that δ
-    means the same for features of any scale. What works is decided on C = D^(−½) Σ D^(−½): a W
+    means the same for features of any scale. A δ is judged on C = D^(−½) Σ D^(−½): a W
     that is used in float32 needs every eigenvalue of C + δI above half of float32's epsilon. δ
     is 0 if that is so already, and otherwise the first that works of epsilon · 1, 2, 4, ...
+
+    Args:
+        covariance: Σ, (features, features).
+        variance: of each feature over all the data, (features,).
     """
     eps = torch.finfo(torch.float32).eps
     unit = torch.where(variance > 0, variance, 1.0).sqrt()
@@ -120,10 +117,6 @@ def whitening(covariance: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     L = torch.linalg.cholesky_ex(C + delta * identity).L
     W = torch.linalg.solve_triangular(L, identity, upper=False)
     return W / unit, torch.tensor(delta)
-
-
-# Entries of all class covariances together, in float32 8 gigabytes.
-LARGEST = 2**31
 
 
 class ClassMixture(ClosedFormDensity, ABC):
@@ -140,7 +133,7 @@ class ClassMixture(ClosedFormDensity, ABC):
         self.num_classes = num_classes
         self.register_buffer("center", torch.zeros(num_features))
         # log π_c plus the log height of the class's Gaussian.
-        height = log_height(torch.eye(num_features)) - torch.tensor(num_classes).log()
+        height = _log_height(torch.eye(num_features)) - torch.tensor(num_classes).log()
         self.register_buffer("log_weight", height.repeat(num_classes))
 
     def class_sums(self, z: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -207,7 +200,7 @@ class GaussianMixtureDensity(ClassMixture):
             W, _ = whitening(outer[c] / count[c] - torch.outer(mean, mean), variance)
             self.whitening[c] = W
             self.offset[c] = W @ (self.center - mean)
-            self.log_weight[c] = (count[c] / count.sum()).log() + log_height(W)
+            self.log_weight[c] = (count[c] / count.sum()).log() + _log_height(W)
 
 
 @final
@@ -254,4 +247,4 @@ class TiedMixtureDensity(ClassMixture):
         self.location.copy_(torch.where(count[:, None] > 0, means - self.center, 0.0) @ W.T)
         share = (count / count.sum()).log()
         self.intercept.copy_(share - 0.5 * self.location.double().square().sum(-1))
-        self.log_weight.copy_(share + log_height(W))
+        self.log_weight.copy_(share + _log_height(W))

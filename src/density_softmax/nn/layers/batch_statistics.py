@@ -1,9 +1,9 @@
-"""Batch norms that normalise by their batch, outside of training, and learn from it."""
+"""Batch norms that normalise by their batch outside of training, and are fitted to data."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from density_softmax.training import Values
 
-__all__ = ["batch_norms", "batch_statistics", "set_statistics", "statistics_of"]
-
 
 def batch_norms(network: nn.Module) -> dict[str, _BatchNorm]:
-    """The batch norms of a network that keep statistics, by name."""
+    """The batch norms of a network that keep running statistics, by name.
+
+    Args:
+        network: any.
+    """
     return {
         name: module
         for name, module in network.named_modules()
@@ -24,60 +26,59 @@ def batch_norms(network: nn.Module) -> dict[str, _BatchNorm]:
 
 
 @contextlib.contextmanager
-def batch_statistics(network: nn.Module) -> Iterator[None]:
-    """Inside, features are those that training sees: batch norms use the statistics of the batch.
+def batch_statistics(network: nn.Module, momentum: float | None = None) -> Iterator[None]:
+    """A context in which batch norms use the statistics of the batch, as in training.
 
-    Before training their running statistics are 0 and 1 and say nothing: an untrained WRN-28-10
-    in evaluation mode gives features on another scale altogether. They are left as they are.
+    Before training their running statistics are 0 and 1 and mean nothing: an untrained WRN-28-10
+    in evaluation mode gives features on another scale altogether. They are restored afterwards.
+
+    Args:
+        network: any.
+        momentum: of the running statistics inside; 1 makes them those of the last batch.
     """
     norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
-    modes = [norm.training for norm in norms]
+    modes = [(norm.training, norm.momentum) for norm in norms]
     kept = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
     try:
         for norm in norms:
             norm.training = True
+            norm.momentum = norm.momentum if momentum is None else momentum
         yield
     finally:
-        for norm, mode in zip(norms, modes, strict=True):
-            norm.training = mode
+        for norm, (training, before) in zip(norms, modes, strict=True):
+            norm.training, norm.momentum = training, before
         for buffer, value in kept:
             buffer.copy_(value)
 
 
 def statistics_of(network: nn.Module, x: Tensor) -> Values:
-    """What its batch norms see of a batch, weighted by the batch, to be summed over batches."""
-    norms = batch_norms(network)
-    with batch_statistics(network), _momentum(norms.values(), 1.0):
+    """The statistics of a batch in every batch norm, times its size, to be summed over batches.
+
+    Args:
+        network: any.
+        x: inputs, (batch, ...).
+    """
+    with batch_statistics(network, momentum=1.0):
         network(x)
-        seen = {
-            f"{name}.{key}": buffer.double() * len(x)
-            for name, norm in norms.items()
-            for key, buffer in _statistics(norm).items()
-        }
-    return {**seen, "count": torch.tensor(len(x), device=x.device)}
+        sums = {name: buffer.double() * len(x) for name, buffer in _statistics(network).items()}
+    return {**sums, "count": torch.tensor(len(x), device=x.device)}
 
 
 def set_statistics(network: nn.Module, total: Values) -> None:
-    """Let evaluation mode normalise by the mean of what `statistics_of` has summed."""
+    """Set the running statistics to the mean over batches.
+
+    Args:
+        network: any.
+        total: the sum of `statistics_of` over batches.
+    """
+    for name, buffer in _statistics(network).items():
+        buffer.copy_(total[name] / total["count"])
+
+
+def _statistics(network: nn.Module) -> dict[str, Tensor]:
+    buffers: dict[str, Tensor] = {}
     for name, norm in batch_norms(network).items():
-        for key, buffer in _statistics(norm).items():
-            buffer.copy_(total[f"{name}.{key}"] / total["count"])
-
-
-@contextlib.contextmanager
-def _momentum(norms: Iterable[_BatchNorm], momentum: float) -> Iterator[None]:
-    """Inside, running statistics move by that share: at 1 they are those of the last batch."""
-    kept = [(norm, norm.momentum) for norm in norms]
-    try:
-        for norm, _ in kept:
-            norm.momentum = momentum
-        yield
-    finally:
-        for norm, before in kept:
-            norm.momentum = before
-
-
-def _statistics(norm: _BatchNorm) -> dict[str, Tensor]:
-    assert norm.running_mean is not None, "the norm keeps statistics"
-    assert norm.running_var is not None
-    return {"mean": norm.running_mean, "variance": norm.running_var}
+        assert norm.running_mean is not None, "the norm keeps statistics"
+        assert norm.running_var is not None
+        buffers |= {f"{name}.mean": norm.running_mean, f"{name}.variance": norm.running_var}
+    return buffers

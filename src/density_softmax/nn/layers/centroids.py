@@ -11,10 +11,8 @@ from torch.nn import functional as F
 
 from density_softmax.nn.execution import full_precision
 from density_softmax.nn.lipschitz.linearization import Linearization
-from density_softmax.nn.lipschitz.penalty import EPSILON, JacobianPenalty
+from density_softmax.nn.lipschitz.penalty import JacobianPenalty, sample_norm
 from density_softmax.training import Values
-
-__all__ = ["CentroidKernels", "KernelPenalty"]
 
 # Spread of the centroids before the first step, as in the authors' code.
 INITIAL_SPREAD = 0.05
@@ -78,7 +76,7 @@ class CentroidKernels(nn.Module):
         return {"n": classes.sum(0), "sum": torch.einsum("bc,bcn->cn", classes, self.embed(z))}
 
     def move(self, total: Values) -> None:
-        """The moving average, written so that a class that is not in the batch stays in place.
+        """The moving average, written so that the centroid of a class without samples stays put.
 
         m_c / N_c is the old e_c + (1 − γ) (Σ W_c z − n_c e_c) / N_c with the new N_c.
         """
@@ -98,5 +96,4 @@ class KernelPenalty(JacobianPenalty):
 
     def norm(self, f: Linearization) -> Tensor:
         """‖Jᵀ K‖."""
-        gradient = f.pull(f.z.exp(), create_graph=True)
-        return (gradient.flatten(1).square().sum(1) + EPSILON).sqrt()
+        return sample_norm(f.pull(f.z.exp(), create_graph=True))

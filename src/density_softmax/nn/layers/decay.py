@@ -7,11 +7,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Undecayed", "sum_of_squares"]
-
 
 class Undecayed(nn.Module, ABC):
-    """A part with parameters that weight decay leaves alone."""
+    """A module some of whose parameters are exempt from weight decay."""
 
     @abstractmethod
     def undecayed(self) -> tuple[Tensor, ...]:
@@ -19,12 +17,14 @@ class Undecayed(nn.Module, ABC):
 
 
 def sum_of_squares(network: nn.Module) -> Tensor:
-    """Σ w² over all other parameters of `network`: Keras' l2 but for its factor.
+    """Σ w² over the parameters that decay: Keras' l2 but for its factor.
 
-    A term of the loss, because an optimizer's weight decay takes hold of all it is given.
+    A term of the loss, because an optimizer's weight decay applies to all that it is given.
+
+    Args:
+        network: any; the parameters that an `Undecayed` module in it names do not count.
     """
-    parts = [part for part in network.modules() if isinstance(part, Undecayed)]
-    spared = {id(w) for part in parts for w in part.undecayed()}
+    exempt = {id(w) for m in network.modules() if isinstance(m, Undecayed) for w in m.undecayed()}
     return torch.stack(
-        [w.square().sum() for w in network.parameters() if id(w) not in spared]
+        [w.square().sum() for w in network.parameters() if id(w) not in exempt]
     ).sum()

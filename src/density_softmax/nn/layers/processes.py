@@ -1,4 +1,4 @@
-"""A Gaussian process as the last layer, by random Fourier features."""
+"""Gaussian processes as last layers: by random Fourier features, and by inducing points."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,7 +16,10 @@ from density_softmax.errors import UserError
 from density_softmax.nn.execution import full_precision
 from density_softmax.training import Values
 
-__all__ = ["Marginals", "RandomFeatureProcess", "SparseProcess", "orthogonal_frequencies"]
+# On the diagonal of k(U, U) and of the prior variance: GPyTorch's own for float32.
+JITTER = 1e-4
+# Rounding may push a variance below zero.
+MIN_VARIANCE = 1e-6
 
 
 @final
@@ -61,7 +63,6 @@ class RandomFeatureProcess(nn.Module):
         ridge: float = 1.0
 
         def __post_init__(self) -> None:
-            """Reject a process without features, width or prior."""
             for name in ("num_features", "length_scale", "ridge"):
                 if getattr(self, name) <= 0:
                     raise ConfigError(f"{name}={getattr(self, name)}: choose more than 0")
@@ -81,7 +82,7 @@ class RandomFeatureProcess(nn.Module):
         projection = torch.randn(width, num_features) / math.sqrt(width)
         self.register_buffer("projection", projection if config.num_inputs else None)
         self.norm = nn.LayerNorm(width) if config.normalize else nn.Identity()
-        frequencies = orthogonal_frequencies(size, width) / config.length_scale
+        frequencies = _orthogonal_frequencies(size, width) / config.length_scale
         self.register_buffer("frequencies", frequencies)
         self.register_buffer("phase", 2 * math.pi * torch.rand(size))
         # The covariance (r I + ΦᵀΦ)⁻¹ is VᵀV: a variance ‖Vφ‖² cannot be rounded below zero.
@@ -97,7 +98,7 @@ class RandomFeatureProcess(nn.Module):
             return self.weights(phi), variance
 
     def logits(self, z: Tensor) -> Tensor:
-        """The logits alone: the variance is of no use before it is estimated."""
+        """The logits alone, as long as the variance is not estimated."""
         with full_precision(z):
             logits: Tensor = self.weights(self.random_features(z))
             return logits
@@ -107,10 +108,6 @@ class RandomFeatureProcess(nn.Module):
         z = z.float()
         z = self.norm(z if self.projection is None else F.linear(z, self.projection))
         return self.amplitude * F.linear(z, self.frequencies, self.phase).cos()
-
-    def covariance(self) -> Tensor:
-        """(r I + ΦᵀΦ)⁻¹."""
-        return self.whitening.T @ self.whitening
 
     def sums(self, z: Tensor) -> Values:
         """ΦᵀΦ of a batch."""
@@ -126,7 +123,7 @@ class RandomFeatureProcess(nn.Module):
         self.whitening.copy_(torch.linalg.solve_triangular(L, identity, upper=False))
 
 
-def orthogonal_frequencies(num_features: int, num_inputs: int) -> Tensor:
+def _orthogonal_frequencies(num_features: int, num_inputs: int) -> Tensor:
     """Gaussian vectors, orthogonal to each other as far as there is room (Yu et al. 2016).
 
     Each row is N(0, I) by itself: a uniform direction times a length from chi(num_inputs). Rows
@@ -141,14 +138,8 @@ def orthogonal_frequencies(num_features: int, num_inputs: int) -> Tensor:
     return lengths * directions[:num_features]
 
 
-# On the diagonal of k(U, U) and of the prior variance: GPyTorch's own for float32.
-JITTER = 1e-4
-# Rounding may push a variance below zero.
-MIN_VARIANCE = 1e-6
-
-
 class Marginals(NamedTuple):
-    """The normal distributions of all f_c(z), each alone.
+    """The marginal normal distributions of all f_c(z).
 
     Attributes:
         mean: (batch, classes).
@@ -171,15 +162,19 @@ class SparseProcess(nn.Module):
     `model` is GPyTorch's: its kernel, its whitened strategy, its parameters. GPyTorch's own
     posterior, `model(z)`, is the same to rounding, but it does not export, copies features and
     inducing points for every class, and takes ten times as long for a step. So the equation is
-    evaluated here. L⁻¹ is a buffer: in evaluation mode nothing moves, so it is computed when that
-    mode begins and costs nothing after.
+    evaluated here. L⁻¹ is a buffer, computed once when evaluation mode begins.
+
+    Args:
+        num_features: the width of z.
+        num_classes: the number of processes.
+        num_inducing: the number of points U.
     """
 
     whitening: Tensor
 
     def __init__(self, num_features: int, num_classes: int, num_inducing: int) -> None:
         super().__init__()
-        self.model = build_model(num_features, num_classes, num_inducing)
+        self.model = _gpytorch_model(num_features, num_classes, num_inducing)
         self.register_buffer("whitening", torch.zeros(num_classes, num_inducing, num_inducing))
         self._whiten()
 
@@ -195,7 +190,7 @@ class SparseProcess(nn.Module):
 
     @torch.no_grad()
     def initialize(self, z: Tensor) -> None:
-        """Begin with the cluster means of some features, and with their mean distance for ℓ."""
+        """Set U to the cluster means of features z, and ℓ to the mean distance between them."""
         num_inducing, distinct = len(self.inducing_points), len(z.unique(dim=0))
         if not z.isfinite().all() or distinct < max(2, num_inducing):
             raise UserError(
@@ -203,13 +198,15 @@ class SparseProcess(nn.Module):
                 f"training samples, {distinct} of them distinct and "
                 f"{int(z.isfinite().all(1).sum())} finite: choose fewer, or give more data"
             )
+        from sklearn.cluster import KMeans
+
         clusters = KMeans(num_inducing, n_init=1, random_state=0).fit(z.double().cpu().numpy())
         self.inducing_points.copy_(torch.as_tensor(clusters.cluster_centers_))
         self.model.covar_module.base_kernel.initialize(lengthscale=torch.pdist(z).mean())
         self._whiten()
 
     def train(self, mode: bool = True) -> SparseProcess:
-        """Set the mode; L⁻¹ in evaluation is that of the parameters it begins with."""
+        """Set the mode; L⁻¹ is computed when evaluation begins."""
         begins = self.training and not mode
         super().train(mode)
         if begins:
@@ -221,7 +218,7 @@ class SparseProcess(nn.Module):
         with full_precision(z):
             whitening = self._inverse_root() if self.training else self.whitening
             mean, root = self._variational()
-            a = whitening @ self._kernel(squared_distances(self.inducing_points, z.float()))
+            a = whitening @ self._kernel(_squared_distances(self.inducing_points, z.float()))
             explained = a.square().sum(1) - (root.mT @ a).square().sum(1)
             prior = self.model.covar_module.outputscale[:, None] + JITTER
             shift = self.model.mean_module.constant[:, None]
@@ -248,8 +245,8 @@ class SparseProcess(nn.Module):
         """L⁻¹, found in float64: float32 would not take k(U, U) for positive definite."""
         points = self.inducing_points.double()
         eye = torch.eye(len(points), dtype=points.dtype, device=points.device)
-        covariance = self._kernel(squared_distances(points, points)) + JITTER * eye
-        # The variant that does not raise: numbers that are none end as a loss that is none.
+        covariance = self._kernel(_squared_distances(points, points)) + JITTER * eye
+        # The variant that does not raise: NaNs end in a loss that is NaN.
         root, _ = torch.linalg.cholesky_ex(covariance)
         return torch.linalg.solve_triangular(root, eye, upper=False).float()
 
@@ -258,24 +255,28 @@ class SparseProcess(nn.Module):
         self.whitening.copy_(self._inverse_root())
 
 
-def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """‖a_i − b_j‖², (len(a), len(b)), from products of what is left without the mean of `a`."""
+def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """‖a_i − b_j‖², (len(a), len(b)), from products of vectors without the mean of `a`."""
     center = a.mean(0)
     a, b = a - center, b - center
     squares = a.square().sum(1)[:, None] + b.square().sum(1)
     return (squares - 2 * a @ b.mT).clamp_min(0)
 
 
-def build_model(num_features: int, num_classes: int, num_inducing: int) -> Any:
+def _gpytorch_model(num_features: int, num_classes: int, num_inducing: int) -> Any:
     """GPyTorch's model of independent processes that share their inducing points."""
-    gpytorch = import_gpytorch()
-    base: Any = gpytorch.models.ApproximateGP
-    classes = torch.Size([num_classes])
+    try:
+        gpytorch: Any = importlib.import_module("gpytorch")
+    except ModuleNotFoundError:
+        raise UserError(
+            "DUE needs the GPyTorch library: pip install density-softmax[baselines]"
+        ) from None
+    kernels, variational = gpytorch.kernels, gpytorch.variational
+    shape = torch.Size([num_classes])
 
-    class Processes(base):  # type: ignore[misc]
+    class Processes(gpytorch.models.ApproximateGP):  # type: ignore[misc]
         def __init__(self) -> None:
-            variational = gpytorch.variational
-            q = variational.CholeskyVariationalDistribution(num_inducing, batch_shape=classes)
+            q = variational.CholeskyVariationalDistribution(num_inducing, batch_shape=shape)
             points = torch.randn(num_inducing, num_features)
             strategy = variational.VariationalStrategy(self, points, q, jitter_val=JITTER)
             # Else GPyTorch draws the first m by itself, in each process another one.
@@ -283,24 +284,12 @@ def build_model(num_features: int, num_classes: int, num_inducing: int) -> Any:
             super().__init__(
                 variational.IndependentMultitaskVariationalStrategy(strategy, num_classes)
             )
-            self.mean_module = gpytorch.means.ConstantMean(batch_shape=classes)
-            self.covar_module = gpytorch.kernels.ScaleKernel(
-                gpytorch.kernels.RBFKernel(batch_shape=classes), batch_shape=classes
-            )
+            self.mean_module = gpytorch.means.ConstantMean(batch_shape=shape)
+            rbf = kernels.RBFKernel(batch_shape=shape)
+            self.covar_module = kernels.ScaleKernel(rbf, batch_shape=shape)
 
         def forward(self, z: Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(
-                self.mean_module(z), self.covar_module(z)
-            )
+            mean, covariance = self.mean_module(z), self.covar_module(z)
+            return gpytorch.distributions.MultivariateNormal(mean, covariance)
 
     return Processes()
-
-
-def import_gpytorch() -> Any:
-    """The GPyTorch library, if it is installed."""
-    try:
-        return importlib.import_module("gpytorch")
-    except ModuleNotFoundError:
-        raise UserError(
-            "DUE needs the GPyTorch library: pip install density-softmax[baselines]"
-        ) from None

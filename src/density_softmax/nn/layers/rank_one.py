@@ -8,34 +8,29 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from density_softmax.nn.layers.decay import Undecayed
 from density_softmax.nn.layers.surgery import KernelLayer, num_channels, over_channels
-from density_softmax.nn.layers.variational import Variational, initial_raw_std, kl_of_gaussians
-
-__all__ = [
-    "BATCH_NORMS",
-    "GaussianVectors",
-    "MemberBatchNorm",
-    "PointVectors",
-    "RankOne",
-    "Vectors",
-    "random_signs",
-]
+from density_softmax.nn.layers.variational import Variational
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def per_row(values: Tensor, num_rows: int) -> Tensor:
+def _per_row(values: Tensor, num_rows: int) -> Tensor:
     """The value of its member for each row of a tiled batch, (rows, ...) from (members, ...)."""
     num_members = values.shape[0]
     return values[:, None].expand(-1, num_rows // num_members, -1).flatten(0, 1)
 
 
 def random_signs(num_members: int, width: int, positive: float = 0.5) -> Tensor:
-    """Vectors of +1, with probability `positive`, and −1."""
+    """Vectors of +1 and −1, (members, width).
+
+    Args:
+        num_members: how many vectors.
+        width: of each.
+        positive: the probability of +1.
+    """
     return torch.where(torch.rand(num_members, width) < positive, 1.0, -1.0)
 
 
@@ -64,7 +59,7 @@ class PointVectors(Vectors):
     def forward(self, num_rows: int) -> Tensor:
         """The vector of each row's member."""
         fixed = self.value.detach()
-        return per_row(fixed + self.gradient * (self.value - fixed), num_rows)
+        return _per_row(fixed + self.gradient * (self.value - fixed), num_rows)
 
 
 @final
@@ -83,18 +78,17 @@ class GaussianVectors(Vectors, Variational):
     def __init__(self, mean: Tensor, std: float, prior_mean: float, prior_std: float) -> None:
         super().__init__()
         self.mean = nn.Parameter(mean)
-        self.raw_std = initial_raw_std(mean, std)
-        self.prior_mean, self.prior_std = prior_mean, prior_std
+        self.start(mean, std, prior_std)
+        self.prior_mean = prior_mean
 
     def forward(self, num_rows: int) -> Tensor:
         """A draw from the posterior of each row's member."""
-        mean, std = per_row(self.mean, num_rows), per_row(F.softplus(self.raw_std), num_rows)
+        mean, std = _per_row(self.mean, num_rows), _per_row(self.std, num_rows)
         return mean + std * torch.randn_like(mean)
 
-    def kl(self) -> Tensor:
-        """Σ log(s₀/s) + (s² + (μ − m₀)²) / 2s₀² − ½ over all entries and members."""
-        std = F.softplus(self.raw_std)
-        return kl_of_gaussians(self.mean - self.prior_mean, std, self.prior_std)
+    def offset(self) -> Tensor:
+        """μ_m − m₀."""
+        return self.mean - self.prior_mean
 
 
 @final
@@ -156,13 +150,8 @@ class MemberBatchNorm(nn.Module):
     def __init__(self, norm: BatchNorm, num_members: int) -> None:
         super().__init__()
         self.num_members, self.num_channels = num_members, norm.num_features
-        self.norm = type(norm)(
-            num_members * norm.num_features,
-            norm.eps,
-            norm.momentum,
-            norm.affine,
-            norm.track_running_stats,
-        )
+        settings = (norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+        self.norm = type(norm)(num_members * norm.num_features, *settings)
         state = norm.state_dict()
         self.norm.load_state_dict(
             {name: v.repeat(num_members) if v.ndim else v for name, v in state.items()}

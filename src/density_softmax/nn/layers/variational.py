@@ -1,4 +1,4 @@
-"""Gaussian posteriors over weights: Flipout layers, divergences from a prior, their annealing."""
+"""Distributions over weights: Gaussian posteriors with their divergences, and dropout."""
 
 from __future__ import annotations
 
@@ -24,34 +24,38 @@ from density_softmax.nn.layers.surgery import (
 from density_softmax.training import Estimate, Values
 from density_softmax.types import Batch
 
-__all__ = [
-    "AnnealedKL",
-    "Flipout",
-    "MonteCarloDropout",
-    "Variational",
-    "add_dropout",
-    "initial_raw_std",
-    "kl_of_gaussians",
-]
-
-
-def kl_of_gaussians(difference: Tensor, std: Tensor, prior_std: float) -> Tensor:
-    """KL(N(m, s²) ‖ N(m₀, s₀²)) = Σ log(s₀/s) + (s² + (m − m₀)²) / 2s₀² − ½, from m − m₀."""
-    spread = (std.square() + difference.square()) / (2 * prior_std**2)
-    return (math.log(prior_std) - std.log() + spread - 0.5).sum()
-
-
-def initial_raw_std(like: Tensor, std: float) -> nn.Parameter:
-    """A parameter of the shape of `like` whose softplus is `std`."""
-    return nn.Parameter(torch.full_like(like, math.log(math.expm1(std))))
+# Modules without a forward pass of their own code.
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class Variational(nn.Module, ABC):
-    """A part with a posterior, of which the loss asks for the divergence from its prior."""
+    """A module with a posterior N(μ, s²), s = softplus(ρ), and a prior N(m₀, s₀²) on weights.
+
+    The loss has the divergence KL = Σ log(s₀/s) + (s² + (μ − m₀)²) / 2s₀² − ½.
+    """
+
+    raw_std: nn.Parameter
+    prior_std: float
+
+    def start(self, mean: Tensor, std: float, prior_std: float) -> None:
+        """Set the prior, and begin with this s for weights of the shape of `mean`."""
+        self.raw_std = nn.Parameter(torch.full_like(mean, math.log(math.expm1(std))))
+        self.prior_std = prior_std
+
+    @property
+    def std(self) -> Tensor:
+        """s."""
+        return F.softplus(self.raw_std)
 
     @abstractmethod
+    def offset(self) -> Tensor:
+        """μ − m₀, of the shape of s or a scalar."""
+
     def kl(self) -> Tensor:
-        """KL(posterior ‖ prior) in nats, summed over all weights of the part."""
+        """KL(posterior ‖ prior) in nats, summed over all weights of the module."""
+        std = self.std
+        spread = (std.square() + self.offset().square()) / (2 * self.prior_std**2)
+        return (math.log(self.prior_std) - std.log() + spread - 0.5).sum()
 
 
 @final
@@ -60,10 +64,9 @@ class Flipout(Variational, Undecayed):
 
     y_n = W̄ x_n + b + (ΔW (x_n ∘ p_n)) ∘ q_n with ΔW = σ ∘ ε, σ = softplus(ρ) and ε ~ N(0, 1).
     The signs p_n, q_n make the perturbation ΔW ∘ q_n p_nᵀ of each sample a draw from the same
-    Gaussian, uncorrelated with those of the others, at the price of a second product in place of
-    a kernel per sample. The bias has no posterior, as in uncertainty-baselines.
-
-    The prior N(W̄, prior_std²) has the posterior's mean: the divergence sees σ only.
+    Gaussian, uncorrelated with those of the others, at the cost of a second product. The bias has
+    no posterior, as in uncertainty-baselines. The prior N(W̄, prior_std²) has the posterior's mean:
+    the divergence depends on σ only.
 
     Args:
         layer: the convolution or dense layer whose kernel becomes W̄.
@@ -74,29 +77,27 @@ class Flipout(Variational, Undecayed):
     def __init__(self, layer: KernelLayer, std: float, prior_std: float) -> None:
         super().__init__()
         self.mean = layer
-        self.raw_std = initial_raw_std(layer.weight, std)
-        self.prior_std = prior_std
+        self.start(layer.weight, std, prior_std)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mean layer's output, and for each sample a perturbation of its own."""
+        """The output of the mean layer, with another perturbation for each sample."""
         num_inputs, num_outputs = num_channels(self.mean)
-        p, q = flips(x, num_inputs), flips(x, num_outputs)
-        delta = F.softplus(self.raw_std) * torch.randn_like(self.raw_std)
+        p, q = _random_signs(x, num_inputs), _random_signs(x, num_outputs)
+        delta = self.std * torch.randn_like(self.raw_std)
         y: Tensor = self.mean(x)
         flipped = with_kernel(self.mean, x * over_channels(self.mean, p, x), delta)
         return y + flipped * over_channels(self.mean, q, flipped)
 
-    def kl(self) -> Tensor:
-        """Σ log(s₀/σ) + σ² / 2s₀² − ½."""
-        std = F.softplus(self.raw_std)
-        return kl_of_gaussians(torch.zeros_like(std), std, self.prior_std)
+    def offset(self) -> Tensor:
+        """0, because the prior has the mean of the posterior."""
+        return self.raw_std.new_zeros(())
 
     def undecayed(self) -> tuple[Tensor, ...]:
         """The parameters of the posterior, W̄ and ρ."""
         return self.mean.weight, self.raw_std
 
 
-def flips(x: Tensor, num_channels: int) -> Tensor:
+def _random_signs(x: Tensor, num_channels: int) -> Tensor:
     """±1 with equal probability, (batch, channels)."""
     return torch.where(torch.rand(x.shape[0], num_channels, device=x.device) < 0.5, -1.0, 1.0)
 
@@ -105,7 +106,7 @@ def flips(x: Tensor, num_channels: int) -> Tensor:
 class AnnealedKL(nn.Module):
     """min(1, t / T) · KL / N, t samples seen of the T that annealing takes (Bowman et al. 2016).
 
-    N and t are counted by stages and are buffers, so that a run that continues goes on from there.
+    N and t are buffers that stages count, so that a resumed run continues from there.
 
     Args:
         epochs: after how many epochs of training the divergence counts in full.
@@ -121,9 +122,9 @@ class AnnealedKL(nn.Module):
         self.register_buffer("num_seen", torch.zeros((), dtype=torch.int64))
 
     def forward(self, network: nn.Module) -> Tensor:
-        """What the posteriors in `network` add to the mean loss of a sample."""
-        parts = [part.kl() for part in network.modules() if isinstance(part, Variational)]
-        return self.weight() * torch.stack(parts).sum() / self.num_train
+        """The term of all posteriors in `network` in the mean loss of a sample."""
+        divergences = [m.kl() for m in network.modules() if isinstance(m, Variational)]
+        return self.weight() * torch.stack(divergences).sum() / self.num_train
 
     def weight(self) -> Tensor:
         """min(1, t / T)."""
@@ -131,65 +132,65 @@ class AnnealedKL(nn.Module):
 
     def count(self) -> Estimate:
         """The stage before training: N."""
-        return Estimate("count", num_samples, lambda total: self._set(total["count"]))
+        return Estimate("count", count_samples, self._set)
 
     def after_step(self) -> Estimate:
         """The estimate after a step of training: t grows by the batch."""
-        return Estimate("progress", num_samples, lambda total: self._advance(total["count"]))
+        return Estimate("progress", count_samples, self._advance)
 
-    def _set(self, count: Tensor) -> None:
-        self.num_train.copy_(count)
+    def _set(self, total: Values) -> None:
+        self.num_train.copy_(total["count"])
         self.num_seen.zero_()
 
-    def _advance(self, count: Tensor) -> None:
-        self.num_seen.add_(count)
+    def _advance(self, total: Values) -> None:
+        self.num_seen.add_(total["count"])
 
 
-def num_samples(batch: Batch) -> Values:
-    """How many samples a batch has."""
+def count_samples(batch: Batch) -> Values:
+    """The statistic of an `Estimate` that counts samples.
+
+    Args:
+        batch: any batch.
+    """
     return {"count": torch.tensor(len(batch.y), device=batch.y.device)}
-
-
-# They call their parts in a row, or leave it to their owner: no code of their own.
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 @final
 class MonteCarloDropout(nn.Module):
-    """h ⊙ b / (1 − rate) with a fresh b ~ Bernoulli(1 − rate) for every value, in both modes."""
+    """h ⊙ b / (1 − rate) with a new b ~ Bernoulli(1 − rate) for every value, in both modes."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
     def forward(self, h: Tensor) -> Tensor:
-        """What is left of `h`, the same in the mean."""
+        """`h` with some values set to 0, unchanged in the mean."""
         return F.dropout(h, self.rate, training=True)
-
-    def extra_repr(self) -> str:
-        """The rate, where the network is printed."""
-        return f"rate={self.rate}"
 
 
 def add_dropout(network: nn.Module, rate: float) -> list[str]:
-    """Put dropout behind the first weight layer of every block; returns the names of the layers.
+    """Put dropout after the first weight layer of every block; returns the names of the layers.
 
     Blocks are the innermost modules with code of their own that hold weight layers: the residual
     blocks of a ResNet, whose dropout is thus that of Zagoruyko & Komodakis 2016. A network
-    without any, such as an MLP in `nn.Sequential`, has dropout behind all weight layers, which
-    is before all but the first (Gal & Ghahramani 2016). The network changes in place.
+    without blocks, such as an MLP in `nn.Sequential`, gets dropout after every weight layer, which
+    is before all but the first (Gal & Ghahramani 2016).
+
+    Args:
+        network: changed in place.
+        rate: the probability of setting a value to 0.
     """
     if any(isinstance(module, MonteCarloDropout) for module in network.modules()):
-        raise UserError(f"{type(network).__name__} has its dropout already: pass a fresh encoder")
+        raise UserError(f"{type(network).__name__} has dropout already: pass a new encoder")
     weighted = [m for m in network.modules() if isinstance(m, WEIGHT_LAYERS)]
     if not weighted:
         raise UserError(
-            f"{type(network).__name__} has no linear layer and no convolution to put dropout behind"
+            f"{type(network).__name__} has no linear layer and no convolution to put dropout after"
         )
-    places = set(_first_layers_of_blocks(network) or weighted)
+    followed = set(_first_layers_of_blocks(network) or weighted)
 
     def rule(name: str, layer: nn.Module) -> nn.Module | None:
-        if layer not in places:
+        if layer not in followed:
             return None
         return nn.Sequential(OrderedDict(layer=layer, dropout=MonteCarloDropout(rate)))
 

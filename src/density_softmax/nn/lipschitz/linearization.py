@@ -11,29 +11,25 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Linearization", "left_singular_vectors", "per_sample_unit"]
 
-
-class Phase:
+class _Phase:
     """Whether the backward pass under way computes products, or the gradient of a loss."""
 
-    def __init__(self) -> None:
-        self.products = False
+    products = False
 
 
 @final
 class Linearization:
     """z = f(x) on a batch, and products with the Jacobian of every sample.
 
-    The forward pass is an ordinary one: the gradient of a loss on `z`, the running statistics of
-    batch norms and the noise of dropout are what they are without products, and all products
-    share that noise. On the way back, two kinds of layers do not do what torch does:
+    The forward pass is an ordinary one: products change neither the gradient of a loss on `z` nor
+    running statistics, and all of them share the noise of dropout. On the way back, two kinds of
+    layers differ from torch's:
 
     - Batch norm in training mode, unless `freeze_norm` is off. Its statistics depend on all
       samples: ∂z_i/∂x_j ≠ 0 for i ≠ j, and a sample has no Jacobian of its own. In products the
       statistics of the batch count as constants, so that y = γ (x − m) / s + β has derivative
-      γ / s. This is batch norm in evaluation mode, with statistics that are never out of date
-      and without a second forward pass.
+      γ / s, as in evaluation mode, without a second forward pass.
     - Convolutions. Torch differentiates Jᵀu by the weights with a convolution whose kernel is as
       large as the image. The kernel of the ordinary weight gradient computes the same; with it
       the step of a WRN-28-10 takes four fifths of the time.
@@ -49,7 +45,7 @@ class Linearization:
     def __init__(
         self, encoder: Callable[[Tensor], Tensor], x: Tensor, freeze_norm: bool = True
     ) -> None:
-        self._phase = Phase()
+        self._phase = _Phase()
         self._transpose: tuple[Tensor, Tensor] | None = None
         with torch.enable_grad(), _Replacing(self._phase, freeze_norm):
             self.x = x.detach().requires_grad_()
@@ -77,7 +73,7 @@ class Linearization:
         return pushed
 
     def forget_pushes(self) -> None:
-        """Let go of the graph that `push` keeps for its next call."""
+        """Free the graph that `push` keeps for its next call."""
         self._transpose = None
 
     @contextlib.contextmanager
@@ -91,7 +87,12 @@ class Linearization:
 
 
 def left_singular_vectors(f: Linearization, iterations: int) -> Tensor:
-    """Unit vectors u, one per sample, by power iteration: ‖Jᵀu‖ rises to the spectral norm of J."""
+    """Unit vectors u like z by power iteration: ‖Jᵀu‖ rises to the spectral norm of J.
+
+    Args:
+        f: the linearised encoder.
+        iterations: products with J.
+    """
     u = per_sample_unit(f.push(torch.randn_like(f.x)))
     for _ in range(iterations - 1):
         u = per_sample_unit(f.push(per_sample_unit(f.pull(u))))
@@ -100,26 +101,29 @@ def left_singular_vectors(f: Linearization, iterations: int) -> Tensor:
 
 
 def per_sample_unit(v: Tensor) -> Tensor:
-    """Every sample divided by its norm; zero stays zero."""
+    """Every sample divided by its norm; zero stays zero.
+
+    Args:
+        v: (batch, ...).
+    """
     return F.normalize(v.flatten(1), dim=1).view_as(v)
 
 
 class _Replacing(TorchFunctionMode):
-    """While a network runs in it, puts our convolutions and batch norms in place of torch's."""
+    """A context in which networks run with our convolutions and batch norms instead of torch's."""
 
-    def __init__(self, phase: Phase, freeze_norm: bool) -> None:
+    def __init__(self, phase: _Phase, freeze_norm: bool) -> None:
         super().__init__()
         self.phase = phase
-        self.replacements: dict[Any, Callable[..., Tensor | None]] = dict.fromkeys(
-            (torch.conv1d, torch.conv2d, torch.conv3d), self._convolution
-        )
+        convolutions = (torch.conv1d, torch.conv2d, torch.conv3d)
+        self.ours: dict[Any, Callable[..., Tensor | None]]
+        self.ours = dict.fromkeys(convolutions, self._convolution)
         if freeze_norm:
-            self.replacements[F.batch_norm] = self._batch_norm
+            self.ours[F.batch_norm] = self._batch_norm
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        replacement = self.replacements.get(func)
-        result = None if replacement is None else replacement(*args, **kwargs)
+        result = self.ours[func](*args, **kwargs) if func in self.ours else None
         return func(*args, **kwargs) if result is None else result
 
     def _convolution(
@@ -165,7 +169,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Any, phase: Phase
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Any, phase: _Phase
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.geometry, ctx.phase = geometry, phase
@@ -188,7 +192,7 @@ class _ConvolutionTranspose(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, geometry: Any, phase: Phase
+        ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, geometry: Any, phase: _Phase
     ) -> Tensor:
         ctx.save_for_backward(gradient, weight)
         ctx.geometry, ctx.phase = geometry, phase
@@ -220,7 +224,7 @@ class _BatchNorm(torch.autograd.Function):
         running: tuple[Tensor | None, Tensor | None],
         momentum: float,
         eps: float,
-        phase: Phase,
+        phase: _Phase,
     ) -> Tensor:
         y, mean, inverse = torch.native_batch_norm(x, weight, bias, *running, True, momentum, eps)
         ctx.save_for_backward(x, weight, mean, inverse)

@@ -1,8 +1,7 @@
 """Gradient penalties that pull the encoder towards a Lipschitz constant of 1 (Eq. 4).
 
-Which norm of the Jacobian is meant differs: the paper's text says the spectral norm, its demo
-computes the Frobenius norm, and its code for images takes the gradient of the sum of all
-features. All three are here; none of them builds a Jacobian.
+The paper's text says the spectral norm of the Jacobian, its demo computes the Frobenius norm, and
+its code for images takes the gradient of the sum of all features. All three are here.
 """
 
 from __future__ import annotations
@@ -25,32 +24,34 @@ from density_softmax.nn.lipschitz.linearization import (
 )
 from density_softmax.training import Estimate, Values
 
-__all__ = [
-    "FrobeniusPenalty",
-    "JacobianPenalty",
-    "NoPenalty",
-    "Penalty",
-    "PenaltyConfig",
-    "PenaltyOptions",
-    "SpectralPenalty",
-    "SumPenalty",
-]
-
 # Under the root, because the derivative of sqrt at 0 is infinite.
 EPSILON = 1e-12
 
 Encoder = Callable[[Tensor], Tensor]
 
 
+def sample_norm(v: Tensor) -> Tensor:
+    """The Euclidean norm of each sample, (batch,), with a finite derivative at 0.
+
+    Args:
+        v: (batch, ...).
+    """
+    return (_squares(v) + EPSILON).sqrt()
+
+
+def _squares(v: Tensor) -> Tensor:
+    return v.flatten(1).square().sum(1)
+
+
 class Penalty(nn.Module, ABC):
-    """What the encoder's Jacobian adds to the loss."""
+    """A term of the loss that depends on the encoder's Jacobian."""
 
     @abstractmethod
     def forward(self, encoder: Encoder, x: Tensor) -> tuple[Tensor, Tensor]:
         """The features z = f(x) of a batch and its weighted mean penalty, from one pass."""
 
     def after_step(self) -> Estimate | None:
-        """What has to be done after each step of the optimizer."""
+        """What to estimate after each step of the optimizer."""
         return None
 
 
@@ -68,10 +69,10 @@ class NoPenalty(Penalty):
 
     @dataclass(frozen=True)
     class Config(PenaltyConfig, kind="none"):
-        """Nothing to choose."""
+        """No settings."""
 
         def build(self) -> NoPenalty:
-            """The penalty that is none."""
+            """No penalty."""
             return NoPenalty()
 
     def forward(self, encoder: Encoder, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,7 +82,7 @@ class NoPenalty(Penalty):
 
 @dataclass(frozen=True)
 class PenaltyOptions:
-    """What all norms have in common.
+    """Settings that all norms have in common.
 
     Attributes:
         weight: λ in Eq. 4; 0 leaves the penalty out.
@@ -89,8 +90,8 @@ class PenaltyOptions:
             that it be at most 1, and lets the encoder contract.
         every: penalise only every k-th step, k times as much, so that the mean gradient stays.
         freeze_norm: take the statistics of batch norms in training mode for constants, so that
-            each sample has a Jacobian of its own. Without, samples mix: the gradient at x_j also
-            carries what x_j does to the features of the others. See `Linearization`.
+            each sample has a Jacobian of its own. Without it samples mix: the gradient at x_j
+            includes the effect of x_j on the features of the others. See `Linearization`.
     """
 
     weight: float = 1e-2
@@ -105,13 +106,15 @@ class PenaltyOptions:
 class JacobianPenalty(Penalty, ABC):
     """λ · mean (‖J‖ − 1)² with J = ∂f/∂x of each sample; one-sided, λ · mean max(0, ‖J‖ − 1)².
 
-    The features come from the same forward pass as the Jacobian, with batch norm in the mode it
-    is in and dropout drawn once. Where there is a penalty the pass is in full precision, whatever
-    autocast says.
+    The features come from the same forward pass as the Jacobian, with batch norm in its mode and
+    dropout drawn once. A pass with a penalty is in full precision, whatever autocast says.
 
-    Steps are counted in a buffer, by `after_step` and so once per step of the optimizer, however
-    many parts a batch is accumulated from. In evaluation mode the penalty is never left out and
-    never multiplied by k: a loss that is only looked at is the mean of those that are descended.
+    `after_step` counts steps of the optimizer in a buffer, so that accumulated gradients count
+    once. In evaluation mode the penalty is never left out and never multiplied by k: the monitored
+    loss is the mean of the losses that are descended.
+
+    Args:
+        options: weight, sides and frequency.
     """
 
     step: Tensor
@@ -126,7 +129,7 @@ class JacobianPenalty(Penalty, ABC):
         """‖J‖ of each sample, (batch,), with a graph to the weights."""
 
     def forward(self, encoder: Encoder, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and penalty; only features on the steps between."""
+        """Features and penalty; the penalty is 0 on the steps between."""
         weight = self._weight()
         if weight == 0:
             return encoder(x), torch.zeros((), device=x.device)
@@ -166,10 +169,9 @@ class FrobeniusPenalty(JacobianPenalty):
     not: with one projection it is about 1 − 1/(4r) of ‖J‖_F in the mean, r = ‖J‖_F⁴ / ‖JJᵀ‖_F²
     being the number of directions in which J really stretches. More projections divide the gap.
 
-    One projection is the default because nothing is cheaper: it takes twice the products with
-    weights of a step of ERM, and about twice the time on a WRN-28-10 (benchmarks/penalty_step.py).
-    A finite difference along a random direction takes as many, and brings a step size, a bias and
-    a second draw of dropout.
+    With one projection a step takes about twice the time of ERM on a WRN-28-10
+    (benchmarks/penalty_step.py). A finite difference along a random direction takes as long, and
+    brings a step size, a bias and a second draw of dropout.
     """
 
     @dataclass(frozen=True)
@@ -199,8 +201,13 @@ class FrobeniusPenalty(JacobianPenalty):
     def norm(self, f: Linearization) -> Tensor:
         """(Σ_i ‖J e_i‖²)^½ or (mean_v d ‖Jᵀv‖²)^½."""
         if math.prod(f.x.shape[1:]) < self.config.exact_below:
-            return _root(_squares_of_columns(f))
-        return _root(_projected_squares(f, self.config.num_projections))
+            squares = torch.stack([_squares(column) for column in _columns(f)]).sum(0)
+        else:
+            d, number = math.prod(f.z.shape[1:]), self.config.num_projections
+            directions = (per_sample_unit(torch.randn_like(f.z)) for _ in range(number))
+            projected = [d * _squares(f.pull(v, create_graph=True)) for v in directions]
+            squares = torch.stack(projected).mean(0)
+        return (squares + EPSILON).sqrt()
 
 
 @final
@@ -215,7 +222,7 @@ class SpectralPenalty(JacobianPenalty):
 
     @dataclass(frozen=True)
     class Config(PenaltyOptions, PenaltyConfig, kind="spectral"):
-        """Exact on small inputs, elsewhere a few iterations from a random start.
+        """Exact on small inputs, otherwise a few iterations from a random start.
 
         Attributes:
             exact_below: exact where the input has fewer coordinates than this.
@@ -241,9 +248,9 @@ class SpectralPenalty(JacobianPenalty):
         """√ of the largest eigenvalue of JᵀJ, or ‖Jᵀu‖ with u the left singular vector so far."""
         if math.prod(f.x.shape[1:]) < self.config.exact_below:
             J = torch.stack(_columns(f), dim=-1)
-            return _root(torch.linalg.eigvalsh(J.mT @ J)[:, -1])
+            return (torch.linalg.eigvalsh(J.mT @ J)[:, -1] + EPSILON).sqrt()
         u = left_singular_vectors(f, self.config.iterations)
-        return _root(_squares(f.pull(u, create_graph=True)))
+        return sample_norm(f.pull(u, create_graph=True))
 
 
 @final
@@ -266,12 +273,7 @@ class SumPenalty(JacobianPenalty):
 
     def norm(self, f: Linearization) -> Tensor:
         """‖Jᵀ1‖."""
-        return _root(_squares(f.pull(torch.ones_like(f.z), create_graph=True)))
-
-
-def _squares_of_columns(f: Linearization) -> Tensor:
-    """Σ_i ‖J e_i‖²."""
-    return torch.stack([_squares(column) for column in _columns(f)]).sum(0)
+        return sample_norm(f.pull(torch.ones_like(f.z), create_graph=True))
 
 
 def _columns(f: Linearization) -> list[Tensor]:
@@ -279,18 +281,3 @@ def _columns(f: Linearization) -> list[Tensor]:
     basis = torch.eye(math.prod(f.x.shape[1:]), dtype=f.x.dtype, device=f.x.device)
     directions = (e.view(1, *f.x.shape[1:]).expand_as(f.x) for e in basis)
     return [f.push(e, create_graph=True).flatten(1) for e in directions]
-
-
-def _projected_squares(f: Linearization, num_projections: int) -> Tensor:
-    """The mean of d ‖Jᵀv‖² over random unit vectors v of the d-dimensional feature space."""
-    d = math.prod(f.z.shape[1:])
-    directions = (per_sample_unit(torch.randn_like(f.z)) for _ in range(num_projections))
-    return torch.stack([d * _squares(f.pull(v, create_graph=True)) for v in directions]).mean(0)
-
-
-def _squares(v: Tensor) -> Tensor:
-    return v.flatten(1).square().sum(1)
-
-
-def _root(squares: Tensor) -> Tensor:
-    return (squares + EPSILON).sqrt()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, TypeVar, cast, final
+from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,12 @@ from density_softmax.errors import UserError
 from density_softmax.nn.backbones.base import measure_width
 from density_softmax.nn.execution import full_precision
 from density_softmax.nn.layers.surgery import replace_layers
-
-__all__ = ["Spectral", "SpectralBatchNorm", "SpectralConv2d", "SpectralLinear", "constrain", "fold"]
+from density_softmax.nn.taps import CallRecorder
 
 # Power iteration before training ends when a step changes the norm by less than this share of it.
 # What is left converges in the first steps of training.
 TOLERANCE = 1e-4
 MAX_ITERATIONS = 1000
-
-L = TypeVar("L", nn.Linear, nn.Conv2d)
 
 
 def constrain(
@@ -50,13 +47,13 @@ def constrain(
             f"spectral bound {bound} with {num_iterations} power iterations: "
             "choose a positive bound and at least one iteration"
         )
-    shapes = _input_shapes(network, example)
+    shapes = _image_shapes(network, example)
 
     def rule(name: str, layer: nn.Module) -> nn.Module | None:
         if isinstance(layer, nn.Linear):
-            return SpectralLinear(layer, bound, num_iterations)
-        if isinstance(layer, nn.Conv2d) and layer in shapes:
-            return SpectralConv2d(layer, bound, shapes[layer], num_iterations)
+            return SpectralLinear(layer, bound, (layer.in_features,), num_iterations)
+        if isinstance(layer, nn.Conv2d) and name in shapes:
+            return SpectralConv2d(layer, bound, shapes[name], num_iterations)
         if norms and isinstance(layer, _BatchNorm):
             return SpectralBatchNorm(layer, bound)
         return None
@@ -65,7 +62,14 @@ def constrain(
 
 
 def fold(network: nn.Module) -> list[str]:
-    """Replace bounded layers by plain ones of the same function in evaluation mode."""
+    """Replace bounded layers by plain ones of the same function in evaluation mode.
+
+    Args:
+        network: changed in place.
+
+    Returns:
+        The names of the replaced layers.
+    """
 
     def rule(name: str, layer: nn.Module) -> nn.Module | None:
         return layer.folded() if isinstance(layer, (Spectral, SpectralBatchNorm)) else None
@@ -79,45 +83,27 @@ class Spectral(nn.Module, ABC):
     A is the linear map that the layer applies, not its kernel written as a matrix. In training
     mode every pass improves the leading right singular vector by v ← AᵀAv / ‖AᵀAv‖. The norm is
     ‖Av‖, whose gradient is that of uᵀAv with u = Av / ‖Av‖: u need not be kept. In evaluation
-    mode nothing moves, so the norm is measured when that mode begins and costs nothing after.
+    mode the norm is constant, and is measured once when that mode begins.
+
+    Args:
+        layer: the plain layer, whose parameters become this layer's.
+        bound: c.
+        shape: of one input, without the batch.
+        num_iterations: power iterations per training step.
     """
 
+    plain: ClassVar[type[nn.Module]]
+    settings: ClassVar[tuple[str, ...]]
     weight: Tensor
     v: Tensor
     norm: Tensor
 
-    def __init__(self, bound: float, num_iterations: int, **settings: Any) -> None:
-        super().__init__(**settings, device="meta")
+    def __init__(
+        self, layer: Any, bound: float, shape: tuple[int, ...], num_iterations: int = 1
+    ) -> None:
+        super().__init__(**self._settings(layer))
+        self.weight, self.bias, self.training = layer.weight, layer.bias, layer.training
         self.bound, self.num_iterations = bound, num_iterations
-
-    @abstractmethod
-    def image(self, v: Tensor) -> Tensor:
-        """A v."""
-
-    @abstractmethod
-    def folded(self) -> nn.Module:
-        """A plain layer with the bounded weight."""
-
-    def bounded_weight(self) -> Tensor:
-        """W · min(1, c / ‖A‖), equal to W to the last bit where ‖A‖ ≤ c."""
-        norm = self._iterated() if self.training else self.norm
-        return self.weight / (norm / self.bound).clamp_min(1)
-
-    def train(self, mode: bool = True) -> Spectral:
-        """Set the mode; the norm that evaluation uses is that of the weights it begins with."""
-        super().train(mode)
-        if not mode:
-            self.norm.copy_(self.measured())
-        return self
-
-    @torch.no_grad()
-    def measured(self) -> Tensor:
-        """‖Av‖ of the present weights."""
-        with full_precision(self.weight):
-            return torch.linalg.vector_norm(self.image(self.v))
-
-    def _begin(self, shape: tuple[int, ...]) -> None:
-        """Find v and the norm for inputs of `shape`."""
         v = torch.randn(1, *shape, device=self.weight.device, dtype=self.weight.dtype)
         norm = v.new_zeros(())
         v /= torch.linalg.vector_norm(v)
@@ -129,13 +115,56 @@ class Spectral(nn.Module, ABC):
         self.register_buffer("v", v)
         self.register_buffer("norm", norm)
 
+    @abstractmethod
+    def affine(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The plain layer with this weight and bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A x + b with the bounded weight."""
+        return self.affine(x, self.bounded_weight(), self.bias)
+
+    def bounded_weight(self) -> Tensor:
+        """W · min(1, c / ‖A‖), equal to W to the last bit where ‖A‖ ≤ c."""
+        norm = self._iterated() if self.training else self.norm
+        return self.weight / (norm / self.bound).clamp_min(1)
+
+    def train(self, mode: bool = True) -> Spectral:
+        """Set the mode; the norm that evaluation uses is measured when it begins."""
+        super().train(mode)
+        if not mode:
+            self.norm.copy_(self._measured())
+        return self
+
+    def folded(self) -> nn.Module:
+        """A plain layer with the bounded weight."""
+        layer = self.plain(**self._settings(self))
+        weight = self.weight.detach() / (self._measured() / self.bound).clamp_min(1)
+        layer.weight, layer.training = nn.Parameter(weight), self.training
+        layer.register_parameter("bias", cast("nn.Parameter | None", self.bias))
+        return layer
+
+    @classmethod
+    def _settings(cls, layer: nn.Module) -> dict[str, Any]:
+        """The arguments that construct a layer of the same shape, without memory for its weight."""
+        return {"device": "meta", **{name: getattr(layer, name) for name in cls.settings}}
+
+    def _image(self, v: Tensor) -> Tensor:
+        """A v."""
+        return self.affine(v, self.weight, None)
+
+    @torch.no_grad()
+    def _measured(self) -> Tensor:
+        """‖Av‖ of the present weights."""
+        with full_precision(self.weight):
+            return torch.linalg.vector_norm(self._image(self.v))
+
     def _iterated(self) -> Tensor:
         """The norm, differentiable in W, after the power iterations of a training step."""
         with full_precision(self.weight):
             v = self.v
             for _ in range(self.num_iterations):
                 v, _ = self._improved(v)
-            norm = torch.linalg.vector_norm(self.image(v))
+            norm = torch.linalg.vector_norm(self._image(v))
         self.v.copy_(v)
         self.norm.copy_(norm.detach())
         return norm
@@ -144,8 +173,8 @@ class Spectral(nn.Module, ABC):
         """AᵀAv / ‖AᵀAv‖, or v itself where A is zero, and ‖Av‖."""
         with torch.enable_grad():
             start = v.detach().requires_grad_()
-            image = self.image(start)
-        # Aᵀ by differentiation: true to any stride, padding and size.
+            image = self._image(start)
+        # Aᵀ by differentiation: correct for any stride, padding and size.
         u = image.detach()
         (w,) = torch.autograd.grad(image, start, u)
         length = torch.linalg.vector_norm(w)
@@ -156,22 +185,11 @@ class Spectral(nn.Module, ABC):
 class SpectralLinear(Spectral, nn.Linear):
     """A linear layer with ‖W‖ ≤ c."""
 
-    def __init__(self, layer: nn.Linear, bound: float, num_iterations: int = 1) -> None:
-        super().__init__(bound, num_iterations, **_settings(layer))
-        self.weight, self.bias, self.training = layer.weight, layer.bias, layer.training
-        self._begin((layer.in_features,))
+    plain, settings = nn.Linear, ("in_features", "out_features")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def affine(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """W x + b."""
-        return F.linear(x, self.bounded_weight(), self.bias)
-
-    def image(self, v: Tensor) -> Tensor:
-        """W v."""
-        return F.linear(v, self.weight)
-
-    def folded(self) -> nn.Linear:
-        """A plain linear layer."""
-        return _bake(self, nn.Linear(**_settings(self), device="meta"))
+        return F.linear(x, weight, bias)
 
 
 @final
@@ -182,24 +200,15 @@ class SpectralConv2d(Spectral, nn.Conv2d):
     factor of up to the root of the kernel's area.
     """
 
-    def __init__(
-        self, layer: nn.Conv2d, bound: float, image_shape: tuple[int, ...], num_iterations: int = 1
-    ) -> None:
-        super().__init__(bound, num_iterations, **_settings(layer))
-        self.weight, self.bias, self.training = layer.weight, layer.bias, layer.training
-        self._begin(image_shape)
+    plain = nn.Conv2d
+    settings = (
+        *("in_channels", "out_channels", "kernel_size", "stride"),
+        *("padding", "dilation", "groups", "padding_mode"),
+    )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def affine(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """W ∗ x + b."""
-        return self._conv_forward(x, self.bounded_weight(), self.bias)
-
-    def image(self, v: Tensor) -> Tensor:
-        """W ∗ v."""
-        return self._conv_forward(v, self.weight, None)
-
-    def folded(self) -> nn.Conv2d:
-        """A plain convolution."""
-        return _bake(self, nn.Conv2d(**_settings(self), device="meta"))
+        return self._conv_forward(x, weight, bias)
 
 
 @final
@@ -207,8 +216,12 @@ class SpectralBatchNorm(_BatchNorm):
     """γ · min(1, c / max_i |γ_i / σ_i|) in place of γ (van Amersfoort et al. 2021, DUE).
 
     As a diagonal map a batch norm has the norm max_i |γ_i / σ_i| (Gouk et al. 2021, Eq. 28), with
-    σ² = variance + ε from the running statistics, in training, too, as in DUE: there the bound
-    holds for what evaluation would do with the weights of the moment.
+    σ² = variance + ε from the running statistics. As in DUE this holds in training too, where the
+    bound is that of evaluation with the current weights.
+
+    Args:
+        layer: the plain batch norm, whose parameters and statistics become this layer's.
+        bound: c.
     """
 
     plain: type[_BatchNorm]
@@ -252,53 +265,27 @@ class SpectralBatchNorm(_BatchNorm):
 
 
 @torch.no_grad()
-def _input_shapes(network: nn.Module, example: Tensor | None) -> dict[nn.Module, tuple[int, ...]]:
-    """The shapes of the images that each convolution sees, the largest if there are several."""
-    convolutions = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Conv2d)]
-    shapes: dict[nn.Module, tuple[int, ...]] = {}
-    if not convolutions:
-        return shapes
-    if example is None:
+def _image_shapes(network: nn.Module, example: Tensor | None) -> dict[str, tuple[int, ...]]:
+    """The shapes of the inputs of convolutions by name, the largest if there are several."""
+    names = tuple(n for n, module in network.named_modules() if isinstance(module, nn.Conv2d))
+    if names and example is None:
         raise UserError(
-            f"the spectral norm of the convolution '{convolutions[0][0]}' depends on the size of "
-            "its images: pass example=, a batch of inputs"
+            f"the spectral norm of the convolution '{names[0]}' depends on the size of its "
+            "images: pass example=, a batch of inputs"
         )
+    shapes: dict[str, tuple[int, ...]] = {}
 
-    def see(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        shapes[layer] = max(shapes.get(layer, ()), tuple(inputs[0].shape[1:]))
+    def read(name: str, inputs: Any, output: Any) -> None:
+        shapes[name] = max(shapes.get(name, ()), tuple(inputs[0].shape[1:]))
 
-    hooks = [layer.register_forward_pre_hook(see) for _, layer in convolutions]
-    try:
-        measure_width(network, example)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    if names and example is not None:
+        with CallRecorder(names, read).recording(network):
+            measure_width(network, example)
     return shapes
 
 
-_LINEAR = ("in_features", "out_features")
-_CONV2D = (
-    *("in_channels", "out_channels", "kernel_size", "stride"),
-    *("padding", "dilation", "groups", "padding_mode"),
-)
-
-
-def _settings(layer: nn.Linear | nn.Conv2d) -> dict[str, Any]:
-    """What it takes to construct a layer of the same shape."""
-    names = _LINEAR if isinstance(layer, nn.Linear) else _CONV2D
-    return {name: getattr(layer, name) for name in names}
-
-
-def _bake(layer: SpectralLinear | SpectralConv2d, plain: L) -> L:
-    """`plain` with the bounded weight of `layer`."""
-    weight = layer.weight.detach() / (layer.measured() / layer.bound).clamp_min(1)
-    plain.weight, plain.training = nn.Parameter(weight), layer.training
-    plain.register_parameter("bias", cast("nn.Parameter | None", layer.bias))
-    return plain
-
-
 def _share(source: _BatchNorm, target: _BatchNorm) -> None:
-    """Let a batch norm have the parameters and running statistics of another."""
+    """Give a batch norm the parameters and running statistics of another."""
     target.weight, target.bias = source.weight, source.bias
     for name, buffer in source.named_buffers():
         target.register_buffer(name, buffer)

@@ -1,4 +1,4 @@
-"""From log densities to factors in (0, 1]: modules whose constants are buffers.
+"""From typicality to factors in (0, 1] on the logits: modules whose constants are buffers.
 
 Every scale is monotone in the log density. Those that can reach 1 on typical data and 0 far
 away keep both halves of Theorem 1; `max` and `range` are the paper's and its code's.
@@ -19,17 +19,6 @@ from density_softmax.config import ConfigError, Family
 from density_softmax.nn.execution import at_least_float32, full_precision
 from density_softmax.nn.softmax.head import fit_temperature, nll_of_logits
 
-__all__ = [
-    "AveragedRangeScale",
-    "ConstantScale",
-    "MaxScale",
-    "QuantileScale",
-    "RangeScale",
-    "Scale",
-    "ScaleConfig",
-    "TemperatureScale",
-]
-
 # No budget pays for more than a temperature of e² times the best one.
 LARGEST_LOG_TEMPERATURE = 2.0
 
@@ -41,7 +30,7 @@ class Scale(nn.Module, ABC):
         fitted_on: which data the constants come from.
     """
 
-    fitted_on: ClassVar[Literal["train", "heldout"]]
+    fitted_on: ClassVar[Literal["train", "heldout"]] = "train"
 
     def forward(self, log_prob: Tensor) -> Tensor:
         """The factor of each sample; never 0, so that it stays in (0, 1]."""
@@ -53,9 +42,9 @@ class Scale(nn.Module, ABC):
     def log_factor(self, log_prob: Tensor) -> Tensor:
         """The logarithm of the factor, before the factor is clamped to (0, 1]."""
 
-    @abstractmethod
     def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
         """Set the constants from in-domain data; returns the temperature that goes with them."""
+        return 1.0
 
 
 class ScaleConfig(Family, ABC):
@@ -68,9 +57,7 @@ class ScaleConfig(Family, ABC):
 
 @final
 class ConstantScale(Scale):
-    """The same factor for every input: a temperature, and no knowledge of the density."""
-
-    fitted_on = "train"
+    """The same factor for every input: a temperature, which ignores the density."""
 
     @dataclass(frozen=True)
     class Config(ScaleConfig, kind="constant"):
@@ -79,12 +66,11 @@ class ConstantScale(Scale):
         factor: float = 1.0
 
         def __post_init__(self) -> None:
-            """Reject what is no factor."""
             if not 0 < self.factor <= 1:
                 raise ConfigError(f"factor={self.factor}: choose one above 0 and up to 1")
 
         def build(self) -> ConstantScale:
-            """Nothing is left to be fitted."""
+            """A scale that needs no fitting."""
             return ConstantScale(self.factor)
 
     def __init__(self, factor: float = 1.0) -> None:
@@ -92,17 +78,13 @@ class ConstantScale(Scale):
         self.constant = math.log(factor)
 
     def log_factor(self, log_prob: Tensor) -> Tensor:
-        """The same everywhere."""
+        """The same for every sample."""
         return torch.full_like(log_prob, self.constant)
-
-    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
-        """Nothing to do."""
-        return 1.0
 
 
 @final
 class TemperatureScale(Scale):
-    """1 everywhere: what is left is temperature scaling, the control without a density.
+    """The factor 1 for every input: temperature scaling, the control without a density.
 
     A decay that may cost some in-domain likelihood is to be compared with a temperature that may:
     with a budget, it is the highest whose held-out NLL stays within that of the best one.
@@ -121,11 +103,10 @@ class TemperatureScale(Scale):
         budget: float = 0.0
 
         def __post_init__(self) -> None:
-            """Reject what is no budget."""
             _check_budget(self.budget)
 
         def build(self) -> TemperatureScale:
-            """Only the temperature is left to be fitted."""
+            """A scale of which only the temperature is fitted."""
             return TemperatureScale(self.budget)
 
     def __init__(self, budget: float = 0.0) -> None:
@@ -145,19 +126,18 @@ class TemperatureScale(Scale):
         def cost(decay: float) -> float:
             return nll_of_logits(math.exp(-decay) * logits / best, y)
 
-        return best * math.exp(sharpest_decay(cost, self.budget, largest=LARGEST_LOG_TEMPERATURE))
+        return best * math.exp(_sharpest_decay(cost, self.budget, LARGEST_LOG_TEMPERATURE))
 
 
 @final
 class MaxScale(Scale):
     """exp(log p − max log p): Algorithm 2 in the log domain."""
 
-    fitted_on = "train"
     largest: Tensor
 
     @dataclass(frozen=True)
     class Config(ScaleConfig, kind="max"):
-        """Nothing to choose."""
+        """No settings."""
 
         def build(self) -> MaxScale:
             """An unfitted scale."""
@@ -181,7 +161,6 @@ class MaxScale(Scale):
 class RangeScale(Scale):
     """exp(low + (high − low)(log p − min)/(max − min)): the rule of the paper's code."""
 
-    fitted_on = "train"
     smallest: Tensor
     largest: Tensor
 
@@ -201,7 +180,6 @@ class RangeScale(Scale):
         averaged: bool = False
 
         def __post_init__(self) -> None:
-            """Reject a range that leaves (0, 1] or is upside down."""
             if not self.low < self.high <= 0:
                 raise ConfigError(f"scale range [{self.low}, {self.high}]: need low < high <= 0")
 
@@ -233,7 +211,7 @@ class RangeScale(Scale):
 
     def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
         """The extremes of the training log density."""
-        # Finite where the density underflowed: all else is then at the top of the range.
+        # Finite where the density underflowed: all other samples are then at the top of the range.
         self.smallest.copy_(log_prob.min().clamp_min(torch.finfo(torch.float32).min))
         self.largest.copy_(log_prob.max())
         return 1.0
@@ -241,9 +219,8 @@ class RangeScale(Scale):
 
 @final
 class AveragedRangeScale(Scale):
-    """The mean factor of the range scale, for every input: a temperature in its place."""
+    """The mean factor of the range scale for every input, a temperature in place of the density."""
 
-    fitted_on = "train"
     mean: Tensor
 
     def __init__(self, config: RangeScale.Config) -> None:
@@ -252,7 +229,7 @@ class AveragedRangeScale(Scale):
         self.register_buffer("mean", torch.ones(()))
 
     def log_factor(self, log_prob: Tensor) -> Tensor:
-        """The same everywhere."""
+        """The same for every sample."""
         return self.mean.log().expand_as(log_prob)
 
     def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
@@ -268,13 +245,13 @@ class QuantileScale(Scale):
 
     The shapes are a = 1, exponential, exp(−c·u); a → 0, power, (1+u)^(−c); and a = ¼ between them.
 
-    q and IQR are a quantile and the interquartile range of held-out log densities: data above q,
-    with a low quantile nearly all that are typical, keep the factor 1 exactly. The temperature is
-    that of temperature scaling, and the decay c the sharpest whose held-out NLL stays within
-    `budget` of it: in-domain likelihood alone says little about how fast to lose confidence
-    elsewhere, but it says what is affordable. A temperature refitted to the decay would win some of
-    it back, by sharpening all that looks typical, shifted data among it. A few held-out samples
-    below q cannot vouch for a very sharp decay, so `steepest` bounds it.
+    q and IQR are a quantile and the interquartile range of held-out log densities: data above q
+    keep the factor 1 exactly. The temperature is that of temperature scaling, and the decay c the
+    sharpest whose held-out NLL stays within `budget` of it: in-domain likelihood alone says little
+    about how fast to lose confidence elsewhere, but it says what is affordable. A temperature
+    refitted to the decay would win some of it back by sharpening all that looks typical, shifted
+    data included. `steepest` bounds c, because a few held-out samples below q cannot vouch for a
+    very sharp decay.
 
     For the same budget a slower tail spends more of it on mild surprises, which is where corrupted
     images are. With a > 0 the factor outruns any polynomial growth of the logits far away; the
@@ -303,7 +280,6 @@ class QuantileScale(Scale):
         steepest: float = 1.0
 
         def __post_init__(self) -> None:
-            """Reject what is no quantile and what is no budget."""
             if not 0 < self.quantile < 1:
                 raise ConfigError(f"quantile={self.quantile}: choose one between 0 and 1")
             _check_budget(self.budget)
@@ -318,7 +294,7 @@ class QuantileScale(Scale):
         super().__init__()
         config = config or QuantileScale.Config()
         self.quantile, self.budget, self.tail = config.quantile, config.budget, config.tail
-        # In units of c: what the tail makes of a surprise of 1.
+        # c such that a surprise of 1 takes `steepest` off the log factor.
         self.largest_decay = config.steepest / self._stretch(torch.ones(())).item()
         self.register_buffer("threshold", torch.zeros(()))
         self.register_buffer("spread", torch.ones(()))
@@ -348,7 +324,7 @@ class QuantileScale(Scale):
             factor = torch.exp(-decay * stretched)[:, None]
             return nll_of_logits(factor * logits / temperature, y)
 
-        self.decay.fill_(sharpest_decay(cost, self.budget, self.largest_decay))
+        self.decay.fill_(_sharpest_decay(cost, self.budget, self.largest_decay))
         return temperature
 
     def _stretch(self, surprise: Tensor) -> Tensor:
@@ -364,7 +340,7 @@ def _check_budget(budget: float) -> None:
         raise ConfigError(f"budget={budget}: choose 0 or more nats")
 
 
-def sharpest_decay(cost: Callable[[float], float], budget: float, largest: float) -> float:
+def _sharpest_decay(cost: Callable[[float], float], budget: float, largest: float) -> float:
     """The largest c whose cost is within `budget` of that of c = 0.
 
     A scan finds the last affordable value, because the NLL may fall before it rises; bisection

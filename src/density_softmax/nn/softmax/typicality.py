@@ -1,4 +1,4 @@
-"""How typical an input is: one log density, or several experts as one."""
+"""How typical an input is: a log density, or the sum of several standardised scores."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from density_softmax.nn.densities import Density
 from density_softmax.nn.execution import full_precision
 from density_softmax.training import Stage, on_columns
 
-__all__ = ["Evidence", "in_columns"]
-
 
 @final
-class Evidence(nn.Module):
+class Typicality(nn.Module):
     """Σ_i (ℓ_i − median_i) / IQR_i: a product of experts, each tempered to its own spread.
 
     The experts ℓ_i are densities on some columns of the features and the classifier's own energy
-    log Σ exp g(z). They live on scales of their own (hundreds of nats for a density of many
-    dimensions, a few for an energy); divided by their in-domain spreads they can be added. A
-    single expert is passed on as it is.
+    log Σ exp g(z). Their scales differ (hundreds of nats for a density of many dimensions, a few
+    for an energy), so they are divided by their in-domain spreads before they are added. A single
+    expert is returned as it is.
+
+    Args:
+        densities: by name, each with the columns of the features that it reads.
+        energy: whether the energy is an expert.
     """
 
     center: Tensor
     weight: Tensor
 
     def __init__(self, densities: dict[str, tuple[Density, slice]], energy: bool = False) -> None:
-        """Densities by name, with the columns that each reads."""
         super().__init__()
         self.densities = nn.ModuleDict({name: density for name, (density, _) in densities.items()})
         self.columns = [columns for _, columns in densities.values()]
@@ -40,14 +41,14 @@ class Evidence(nn.Module):
         self.register_buffer("weight", torch.ones(num_experts))  # 1 / IQR
 
     def stages(self) -> Iterator[Stage]:
-        """How the densities are fitted; the stages of a second one bear its name."""
+        """How the densities are fitted; stages of all but the first end with the density's name."""
         for number, (name, density, columns) in enumerate(self._readers()):
             for stage in density.stages():
-                seeing = on_columns(stage, columns)
-                yield replace(seeing, name=f"{stage.name}-{name}") if number else seeing
+                reading = on_columns(stage, columns)
+                yield replace(reading, name=f"{stage.name}-{name}") if number else reading
 
     def experts(self, features: Tensor, logits: Tensor) -> Tensor:
-        """What each expert says, (batch, experts)."""
+        """ℓ_i of each sample, (batch, experts)."""
         found = [density.log_prob(in_columns(features, c)) for _, density, c in self._readers()]
         if self.energy:
             found.append(logits.logsumexp(-1))
@@ -60,7 +61,7 @@ class Evidence(nn.Module):
             yield name, density, columns
 
     def forward(self, features: Tensor, logits: Tensor) -> Tensor:
-        """The evidence of each sample, from its features and logits at temperature 1."""
+        """The typicality, (batch,), from features and from logits at temperature 1."""
         if self.energy or len(self.columns) > 1:
             return self.combined(self.experts(features, logits))
         ((_, density, columns),) = self._readers()
@@ -84,6 +85,11 @@ class Evidence(nn.Module):
 
 
 def in_columns(features: Tensor, columns: slice) -> Tensor:
-    """Some columns of features; all of them are no operation."""
+    """Some columns of the features; taking all of them is no operation.
+
+    Args:
+        features: (batch, width).
+        columns: which of them.
+    """
     whole = columns == slice(0, features.shape[1])
     return features if whole else features[:, columns]

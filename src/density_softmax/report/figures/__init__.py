@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from density_softmax.engine.progress import Bars
 from density_softmax.files import write_bytes
 from density_softmax.report.frame import settings_of
-from density_softmax.report.runs import Run
 from density_softmax.report.style import paper_style
+from density_softmax.runs.run import Run
 
 # Sections of the page, and the modules here that draw what they show. Each has a function
 # `draw(setting: Setting) -> Iterator[Drawing]`.

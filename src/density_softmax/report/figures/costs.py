@@ -12,8 +12,8 @@ from matplotlib.patches import Patch
 from density_softmax.report.figures import Drawing
 from density_softmax.report.frame import Setting, Spread, over_seeds
 from density_softmax.report.names import file_stem
-from density_softmax.report.runs import Run
 from density_softmax.report.style import INK, LOOKS, ROW, add_legend, lined_figure
+from density_softmax.runs.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,8 +13,8 @@ from density_softmax.metrics import risk_coverage
 from density_softmax.report.figures import Drawing
 from density_softmax.report.frame import Setting, line_of, seeds_of
 from density_softmax.report.names import file_stem, split_name, with_reference
-from density_softmax.report.runs import Run
 from density_softmax.report.style import LOOKS, block_figure, tidy
+from density_softmax.runs.run import Run
 
 # Enough to draw a curve, whatever the number of inputs.
 NUM_POINTS = 400

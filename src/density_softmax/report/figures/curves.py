@@ -16,8 +16,8 @@ from density_softmax.files import StorageError
 from density_softmax.report.figures import Drawing
 from density_softmax.report.frame import Setting, line_of, seeds_of
 from density_softmax.report.names import file_stem
-from density_softmax.report.runs import Run
 from density_softmax.report.style import DARK_BLUE, DARK_ORANGE, add_legend, panel_figure, tidy
+from density_softmax.runs.run import Run
 
 # What is drawn, and how.
 CURVES: dict[str, dict[str, Any]] = {

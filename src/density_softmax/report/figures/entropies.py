@@ -17,7 +17,6 @@ from density_softmax.metrics import entropy
 from density_softmax.report.figures import Drawing
 from density_softmax.report.frame import Setting, line_of, seeds_of
 from density_softmax.report.names import file_stem, split_name, with_reference
-from density_softmax.report.runs import Run
 from density_softmax.report.style import (
     DARK_BLUE,
     DARK_ORANGE,
@@ -28,6 +27,7 @@ from density_softmax.report.style import (
     panel_figure,
     tidy,
 )
+from density_softmax.runs.run import Run
 
 Array = npt.NDArray[np.float64]
 

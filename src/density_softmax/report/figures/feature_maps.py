@@ -16,8 +16,8 @@ from torch import Tensor
 from density_softmax.report.figures import Drawing
 from density_softmax.report.frame import Setting, penalties, seeds_of
 from density_softmax.report.names import file_stem, split_name
-from density_softmax.report.runs import Run
 from density_softmax.report.style import LOOKS, panel_figure
+from density_softmax.runs.run import Run
 
 Array = npt.NDArray[np.float64]
 

@@ -15,8 +15,7 @@ from matplotlib.lines import Line2D
 
 from density_softmax.report.figures import Drawing
 from density_softmax.report.frame import Setting, Splits, line_of, seeds_of
-from density_softmax.report.names import file_stem, log_density_of, readable
-from density_softmax.report.runs import Run
+from density_softmax.report.names import file_stem, readable
 from density_softmax.report.style import (
     DARK_BLUE,
     GREY,
@@ -26,6 +25,7 @@ from density_softmax.report.style import (
     panel_figure,
     tidy,
 )
+from density_softmax.runs.run import Run
 
 Array = npt.NDArray[np.float64]
 # A name and the splits that it stands for, with how they are drawn.
@@ -50,7 +50,7 @@ def draw(setting: Setting) -> Iterator[Drawing]:
     Args:
         setting: the runs to compare.
     """
-    runs = [run for run in setting.predicted("iid") if log_density_of(run.kind)]
+    runs = [run for run in setting.predicted("iid") if run.recipe.method.log_density]
     for name, groups in _find_groups(setting.splits).items() if runs else ():
         yield Drawing(
             _likelihood_figure(runs, groups),
@@ -96,7 +96,7 @@ def _likelihood_figure(runs: Sequence[Run], groups: Sequence[Group]) -> Figure:
     panels = panel_figure(labels, height=1.0, most_columns=3, gap=0.3, left=0.3, foot=foot)
     for axes, run in zip(panels.axes, runs, strict=True):
         _draw(axes, run, groups)
-        axes.set_xlabel(log_density_of(run.kind), labelpad=1)
+        axes.set_xlabel(run.recipe.method.log_density, labelpad=1)
     for axes in panels.left:
         axes.set_ylabel("density", labelpad=2)
     handles = [Line2D([], [], label=name, **{"color": INK, **look}) for name, _, look in groups]

@@ -17,7 +17,6 @@ from density_softmax.metrics import ReliabilityBins, ece, reliability_bins
 from density_softmax.report.figures import Drawing
 from density_softmax.report.frame import Line, Setting, line_of, seeds_of
 from density_softmax.report.names import control_of, file_stem, split_name
-from density_softmax.report.runs import Run
 from density_softmax.report.style import (
     DARK_BLUE,
     DARK_ORANGE,
@@ -27,6 +26,7 @@ from density_softmax.report.style import (
     add_legend,
     panel_figure,
 )
+from density_softmax.runs.run import Run
 
 # Rules of the scale that do not look at the density.
 BLIND_SCALES = ("constant", "temperature")

@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from density_softmax.benchmark import choose_member, evaluate, identify, load_run, prepare, run
+from density_softmax.benchmark import evaluate, run
 from density_softmax.cli import main
 from density_softmax.data.toy import Toy
 from density_softmax.errors import UserError
 from density_softmax.methods import DensitySoftmax
-from density_softmax.recipes import Recipe
+from density_softmax.recipes import Recipe, prepare
 from density_softmax.report.frame import sort_runs
-from density_softmax.report.runs import Run, find_runs
 from density_softmax.runs.rows import read_rows
-from density_softmax.runs.run import RunDirectory
+from density_softmax.runs.run import Run, find_runs
 from interruption import Killed, steps
 
 SEED = 3
@@ -40,17 +39,17 @@ def recipe(*changes: str) -> Recipe:
 
 
 def train(out: Path, chosen: Recipe | None = None, seed: int = SEED, resume: bool = False) -> Path:
-    run(chosen or recipe(), out, seed=seed, resume=resume, progress=False)
+    run(Run(chosen or recipe(), seed, out), resume=resume, progress=False)
     return out
 
 
 def train_member(out: Path, number: int, *changes: str) -> Path:
-    chosen, seed, place = choose_member(recipe(*changes), SEED, out, number)
-    return train(place, chosen, seed)
+    member = Run(recipe(*changes), SEED, out).member(number)
+    return train(member.path, member.recipe, member.seed)
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
-    return load_run(path)[2].state_dict()
+    return Run.at(path).load().state_dict()
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
@@ -74,13 +73,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_member_is_a_run_of_its_own_and_all_of_them_are_the_ensemble(whole: Path) -> None:
-    ensemble = load_run(whole)[2]
+    ensemble = Run.at(whole).load()
     assert sorted(place.name for place in (whole / "members").iterdir()) == ["0", "1", "2"]
     for number, member in enumerate(ensemble.parts()):
         place = whole / "members" / str(number)
-        chosen, _, alone = load_run(place)
-        assert chosen.method.kind == "deterministic"
-        assert same(alone.state_dict(), member.state_dict())
+        assert Run.at(place).kind == "deterministic"
+        assert same(weights(place), member.state_dict())
         assert (place / "epochs.csv").is_file()
     assert not same(*(member.state_dict() for member in ensemble.parts()[:2]))
     assert not (whole / "stages").exists()
@@ -90,13 +88,13 @@ def test_every_member_is_a_run_of_its_own_and_all_of_them_are_the_ensemble(whole
 def test_an_ordinary_command_trains_the_same_member(
     number: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member = RunDirectory(whole).member(number)
-    words = Run.at(member.path).command()
+    member = Run.at(whole).member(number)
+    words = member.command()
     assert words[:5] == ["density-softmax", "train", "toy", "--method", "deterministic"]
     assert f"data_seed={SEED}" in words
     out = tmp_path / "elsewhere"
     assert command(monkeypatch, *words[1:], "--set", SMALL[-1], "--out", out) == 0
-    assert RunDirectory(out).identity() == member.identity()
+    assert Run.at(out).identity == member.identity
     assert same(weights(out), weights(member.path))
 
 
@@ -107,7 +105,7 @@ def test_members_and_ensemble_have_the_same_data(
     monkeypatch.setattr(Toy, "load", lambda self, seed: seeds.append(seed) or load(self, seed))
     train_member(tmp_path, 1)
     train(tmp_path)
-    load_run(tmp_path / "members" / "0")
+    Run.at(tmp_path / "members" / "0").load()
     assert set(seeds) == {SEED}
 
 
@@ -119,7 +117,7 @@ def test_an_ensemble_killed_at_any_step_resumes_to_the_same_weights(
     with steps(limit), pytest.raises(Killed):
         train(out)
     with pytest.raises(UserError, match=r"members/\d"):
-        load_run(out)
+        Run.at(out).load()
     train(out, resume=True)
     assert same(weights(out), weights(whole))
     assert (out / "epochs.csv").read_text() == (whole / "epochs.csv").read_text()
@@ -151,19 +149,20 @@ def test_a_member_of_another_ensemble_is_refused(tmp_path: Path) -> None:
 
 
 def test_ensembles_with_other_seeds_have_other_members(whole: Path) -> None:
-    seeds = {choose_member(recipe(), seed, whole, i)[1] for seed in range(4) for i in range(3)}
+    ensembles = [Run(recipe(), seed, whole) for seed in range(4)]
+    seeds = {member.seed for ensemble in ensembles for member in ensemble.members}
     assert len(seeds) == 12
 
 
 def test_a_loaded_ensemble_predicts_what_was_recorded(whole: Path) -> None:
-    chosen, seed, method = load_run(whole)
-    recorded, labels = RunDirectory(whole).prediction("iid")
-    source = chosen.load_data(seed).splits[0].source
-    for ours, theirs in zip(method.predict(source.x), recorded, strict=True):
+    ensemble = Run.at(whole)
+    recorded, labels = ensemble.prediction("iid")
+    source = ensemble.data.splits[0].source
+    for ours, theirs in zip(ensemble.load().predict(source.x), recorded, strict=True):
         torch.testing.assert_close(ours, theirs)
     assert torch.equal(source.y, labels)
     before = [row for row in read_rows(whole / "rows.csv") if "latency" not in row.metric]
-    after = [row for row in evaluate(whole, progress=False) if "latency" not in row.metric]
+    after = [row for row in evaluate(ensemble, progress=False) if "latency" not in row.metric]
     assert sorted(after) == sorted(before)
 
 
@@ -186,13 +185,13 @@ def test_members_may_be_of_a_method_whose_stages_read_features(tmp_path: Path) -
     base = DensitySoftmax.Config(representation=short, head=None)
     member = replace(base, density=replace(base.density, descent=short))
     chosen = replace(recipe(), method=replace(recipe().method, member=member, num_members=2))
-    ensemble = load_run(train(tmp_path / "run", chosen))[2]
+    ensemble = Run.at(train(tmp_path / "run", chosen)).load()
     assert all(part.scale.decay > 0 for part in ensemble.parts())
 
 
 def test_the_data_seed_is_part_of_what_a_run_is() -> None:
     chosen = prepare("toy", "deterministic", ("data_seed=5",))
-    assert identify(chosen, 0)["variant"] == "data_seed=5"
+    assert Run(chosen).variant == {"data_seed": 5}
     data = [replace(chosen, data_seed=s).load_data(seed) for s, seed in ((5, 0), (None, 5))]
     assert torch.equal(data[0].train.x, data[1].train.x)
     assert torch.equal(data[0].heldout.x, data[1].heldout.x)
@@ -202,7 +201,7 @@ def test_the_data_seed_is_part_of_what_a_run_is() -> None:
     ("method", "message"),
     [
         ("deep_ensemble", "--member 4: deep_ensemble has 4 members, counted from 0"),
-        ("deterministic", "--member 4: deterministic has no members; leave --member away"),
+        ("deterministic", "--member 4: deterministic has no members; omit --member"),
     ],
 )
 def test_a_member_that_is_not_there_is_one_line_and_exit_code_2(

@@ -1,4 +1,4 @@
-"""A listener hears one pass, on one thread, and leaves nothing behind."""
+"""A recorder records one pass, on one thread, and leaves nothing behind."""
 
 import copy
 import pickle
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from density_softmax.nn.backbones.headless import Headless
-from density_softmax.nn.taps import Listener
+from density_softmax.nn.taps import CallRecorder
 
 
 def model() -> nn.Module:
@@ -25,49 +25,46 @@ def hooks(network: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in network.modules())
 
 
-def test_the_last_call_of_every_layer_is_heard_by_name():
+def test_the_last_call_of_every_layer_is_recorded_by_name():
     network, x = model(), torch.ones(1, 2)
-    listener = Listener(("0", "1.1"), output)
-    listener.start(network)
-    network(x + 1)
-    expected = network(x)
-    listener.stop()
-    heard = listener.take()
-    assert torch.equal(heard["0"], network[0](x))
-    assert torch.equal(heard["1.1"], expected)
-    assert listener.take() == {}
+    recorder = CallRecorder(("0", "1.1"), output)
+    with recorder.recording(network):
+        network(x + 1)
+        expected = network(x)
+    found = recorder.pop()
+    assert torch.equal(found["0"], network[0](x))
+    assert torch.equal(found["1.1"], expected)
+    assert recorder.pop() == {}
 
 
-def test_outside_of_a_pass_nothing_is_heard_and_no_hook_stays():
+def test_outside_of_a_pass_nothing_is_recorded_and_no_hook_stays():
     network = model()
-    listener = Listener(("0",), output)
-    listener.start(network)
-    listener.stop()
+    recorder = CallRecorder(("0",), output)
+    with recorder.recording(network):
+        pass
     network(torch.ones(1, 2))
-    assert listener.take() == {}
+    assert recorder.pop() == {}
     assert hooks(network) == 0
 
 
-def test_other_threads_are_not_heard():
+def test_other_threads_are_not_recorded():
     network = model()
-    listener = Listener(("0",), output)
-    listener.start(network)
-    thread = Thread(target=network, args=(torch.ones(1, 2),))
-    thread.start()
-    thread.join()
-    listener.stop()
-    assert listener.take() == {}
+    recorder = CallRecorder(("0",), output)
+    with recorder.recording(network):
+        thread = Thread(target=network, args=(torch.ones(1, 2),))
+        thread.start()
+        thread.join()
+    assert recorder.pop() == {}
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_a_copy_has_heard_nothing(duplicate):
+def test_a_copy_has_recorded_nothing(duplicate):
     network = model()
-    listener = Listener(("0",), output)
-    listener.start(network)
-    network(torch.ones(1, 2))
-    listener.stop()
-    assert duplicate(listener).take() == {}
-    assert set(listener.take()) == {"0"}
+    recorder = CallRecorder(("0",), output)
+    with recorder.recording(network):
+        network(torch.ones(1, 2))
+    assert duplicate(recorder).pop() == {}
+    assert set(recorder.pop()) == {"0"}
 
 
 def test_a_pass_that_fails_leaves_no_hook():
@@ -77,13 +74,13 @@ def test_a_pass_that_fails_leaves_no_hook():
     assert hooks(encoder) == 0
 
 
-def test_hooks_that_compiling_leaves_are_deaf_outside_of_a_pass():
+def test_hooks_that_compiling_leaves_do_nothing_outside_of_a_pass():
     encoder, x = Headless(model(), "1.1"), torch.ones(1, 2)
     expected = encoder(x)
     compiled = torch.compile(encoder, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(x), expected)
     encoder.model(x)
-    assert encoder._listener.take() == {}
+    assert encoder._recorder.pop() == {}
     assert torch.equal(encoder(x), expected)
     assert hooks(encoder) == 1
 

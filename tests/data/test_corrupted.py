@@ -6,12 +6,16 @@ from layouts import write_folder
 from PIL import Image
 
 from density_softmax.data import DataError, ImageData, find_images
-from density_softmax.data import generate as module
+from density_softmax.data import corrupted as module
+from density_softmax.data.corrupted import Corruption, write_corrupted
 from density_softmax.data.corruptions import corrupt
-from density_softmax.data.generate import Corruption, corrupt_set
 
 X = np.random.default_rng(0).integers(256, size=(7, 16, 16, 3), dtype=np.uint8)
 Y = np.arange(7) % 3
+
+
+def corrupt_set(text, root, out, corruption, *report):
+    write_corrupted(find_images(text, root).read_one("corrupt"), text, out, corruption, *report)
 
 
 @pytest.fixture
@@ -85,7 +89,7 @@ def test_files_have_the_layout_of_imagenet_c(tmp_path):
     with Image.open(tmp_path / "pets-c" / "pixelate" / "4" / "dog" / "1.JPEG") as image:
         assert (image.format, image.size, image.mode) == ("JPEG", (64, 64), "RGB")
     selection = find_images("pets-c", tmp_path)
-    assert selection.parts == ("contrast/1", "contrast/4", "pixelate/1", "pixelate/4")
+    assert selection.subsets == ("contrast/1", "contrast/4", "pixelate/1", "pixelate/4")
     config = ImageData("pets", shifts=("pets-c",), image_size=64, heldout=0.4, root=str(tmp_path))
     assert [len(split.source) for split in config.load(0).splits[1:]] == [4] * 4
 
@@ -140,7 +144,7 @@ def test_sets_that_cannot_be_corrupted_are_refused(tmp_path):
     np.savez(tmp_path / "bare.npz", x=X)
     with pytest.raises(DataError, match=r"bare\.npz: no labels"):
         corrupt_set("bare.npz", tmp_path, tmp_path / "c", Corruption())
-    with pytest.raises(DataError, match="digits-c has 75 parts; choose one"):
+    with pytest.raises(DataError, match="digits-c has 75 subsets: corrupt one"):
         corrupt_set("digits-c", tmp_path, tmp_path / "c", Corruption())
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "generated.json").write_text("[")

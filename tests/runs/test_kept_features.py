@@ -8,8 +8,9 @@ from torch import nn
 
 from density_softmax.data.sources import ArraySource
 from density_softmax.methods import DensitySoftmax, Deterministic, Method
-from density_softmax.runs.evaluation import keep_features, thin, training_sample
-from density_softmax.runs.run import RunDirectory
+from density_softmax.recipes import get_recipe
+from density_softmax.runs.evaluation import keep_features, subsample
+from density_softmax.runs.run import Run
 from density_softmax.types import Split
 
 
@@ -24,12 +25,12 @@ def inputs(split: ArraySource, indices: range) -> torch.Tensor:
 
 def test_a_small_source_is_kept_whole() -> None:
     whole = source(7)
-    assert thin(whole, 7) is whole
+    assert subsample(whole, 7) is whole
 
 
 @pytest.mark.parametrize(("num_samples", "wanted"), [(10, 5), (1000, 7), (11, 10)])
 def test_a_thinned_source_is_spread_evenly(num_samples: int, wanted: int) -> None:
-    thinned = thin(source(num_samples), wanted)
+    thinned = subsample(source(num_samples), wanted)
     assert len(thinned) == wanted
     places = inputs(thinned, range(wanted))[:, 0] / 2  # type: ignore[arg-type]
     steps = places.diff()
@@ -37,26 +38,21 @@ def test_a_thinned_source_is_spread_evenly(num_samples: int, wanted: int) -> Non
     assert 0 < steps.min() <= steps.max() <= steps.min() + 1
 
 
-def test_nothing_is_measured_on_the_training_sample() -> None:
-    split = training_sample(source(20_000))
-    assert (split.name, split.role, len(split.source)) == ("train", "surface", 10_000)
-
-
 @pytest.fixture
-def keep(tmp_path: Path) -> Callable[[type[Method], str, str], RunDirectory]:
-    def run(kind: type[Method], name: str, role: str) -> RunDirectory:
+def keep(tmp_path: Path) -> Callable[[type[Method], str, str], Run]:
+    def run(kind: type[Method], name: str, role: str) -> Run:
         method = kind(nn.Linear(2, 3), 2, example=torch.zeros(1, 2))  # type: ignore[call-arg]
-        directory = RunDirectory(tmp_path)
+        stored = Run(get_recipe("toy"), path=tmp_path)
         split = Split(name, role, source(1500))  # type: ignore[arg-type]
         with torch.no_grad():
-            keep_features(Fabric(accelerator="cpu"), method.eval(), split, directory, 512)
-        return directory
+            keep_features(Fabric(accelerator="cpu"), stored, method.eval(), split)
+        return stored
 
     return run
 
 
 def test_features_are_those_of_the_encoder(
-    keep: Callable[[type[Method], str, str], RunDirectory],
+    keep: Callable[[type[Method], str, str], Run],
 ) -> None:
     torch.manual_seed(0)
     z, y = keep(DensitySoftmax, "iid", "iid").features("iid")
@@ -77,7 +73,7 @@ def test_features_are_those_of_the_encoder(
     ],
 )
 def test_only_what_is_mapped_is_kept(
-    keep: Callable[[type[Method], str, str], RunDirectory],
+    keep: Callable[[type[Method], str, str], Run],
     kind: type[Method],
     name: str,
     role: str,

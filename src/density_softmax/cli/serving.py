@@ -1,0 +1,119 @@
+"""The commands that leave the laboratory: export and predict."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from density_softmax.serve.predictor import Predictor
+from density_softmax.serve.stream import Served, Throughput, predict_stream
+
+if TYPE_CHECKING:
+    from density_softmax.deploy.export import Exported
+    from density_softmax.deploy.quantization import Change
+
+
+def run_export(run: Path, file: Path, int8: bool, console: Console) -> None:
+    """Export a run and show what was checked.
+
+    Args:
+        run: the directory of a finished run.
+        file: what to write.
+        int8: quantise the encoder.
+        console: where the result is shown.
+    """
+    from density_softmax.deploy.export import export_run
+    from density_softmax.runs.run import Run
+
+    exported = export_run(Run.at(run), file, int8=int8)
+    console.print(_summary(exported))
+    if exported.change is not None:
+        console.print(_price(exported.change))
+    console.print(f"exported: {file} ({decimal(file.stat().st_size)})", soft_wrap=True)
+
+
+def _summary(exported: Exported) -> Table:
+    """What was folded, how exact the export is, and the thresholds."""
+    table = Table(box=box.SIMPLE, show_header=False)
+    for fold, number in exported.folded.items():
+        table.add_row(f"{fold} folded", str(number))
+    for size, difference in exported.parity.items():
+        table.add_row(f"largest difference of a probability, batch {size}", f"{difference:.1e}")
+    for share, value in exported.card.thresholds.items():
+        table.add_row(f"epistemic threshold for {share:.0%} false alarms", f"{value:.4g}")
+    return table
+
+
+def _price(change: Change) -> Table:
+    """What 8 bits changed on the held-out data."""
+    table = Table("held-out data", "float32", "int8", title="encoder in 8 bits", box=box.SIMPLE)
+    table.add_row("accuracy", *(f"{value:.4f}" for value in change.accuracy))
+    table.add_row("ECE", *(f"{value:.4f}" for value in change.ece))
+    table.add_row("same label", "", f"{change.same_label:.4f}")
+    moved = f"{change.log_density_shift:+.3g} ± {change.log_density_spread:.3g}"
+    table.add_row(
+        "log density, its deviation and change", f"{change.log_density_deviation:.3g}", moved
+    )
+    return table
+
+
+def run_predict(
+    model: Path, path: Path, out: Path | None, false_alarms: float, batch_size: int, threads: int
+) -> None:
+    """Predict for every input; progress and summary go to the standard error.
+
+    Args:
+        model: an exported file, which needs no torch, or the directory of a run.
+        path: an image folder, an .npz or a .csv file.
+        out: a .csv, .jsonl or .parquet file; None prints CSV.
+        false_alarms: share of known inputs that may be flagged.
+        batch_size: inputs in memory at once.
+        threads: CPU threads; 0 takes all.
+    """
+    console = Console(stderr=True)
+    served = _open(model, threads)
+    bar = Progress(
+        SpinnerColumn(), TextColumn("predict"), TextColumn("{task.fields[note]}"), console=console
+    )
+    with bar:
+        task = bar.add_task("predict", total=None, note="")
+        found = predict_stream(
+            served,
+            path,
+            out,
+            false_alarms=false_alarms,
+            batch_size=batch_size,
+            workers=threads or os.cpu_count() or 1,
+            report=lambda so_far: bar.update(task, note=_line(so_far)),
+        )
+    console.print(f"{_line(found)}: {_flags(found)}", soft_wrap=True, highlight=False)
+    if not served.card.thresholds:
+        console.print(f"{model} has no thresholds: nothing is flagged as out of the domain")
+
+
+def _open(model: Path, threads: int) -> Served:
+    """An exported file needs no torch; a run directory does."""
+    if not model.is_dir():
+        return Predictor(model, threads)
+    from density_softmax.deploy.export import RunPredictor
+    from density_softmax.runs.run import Run
+
+    return RunPredictor.of(Run.at(model), threads)
+
+
+def _line(found: Throughput) -> str:
+    return f"{found.inputs:,} inputs in {found.seconds:.1f} s, {found.rate:,.0f} per second"
+
+
+def _flags(found: Throughput) -> str:
+    words = {"in": "in the domain", "out": "out of it", "bad": "bad", "": "without a flag"}
+    return ", ".join(
+        f"{found.flags[flag]:,} {word}" for flag, word in words.items() if found.flags[flag]
+    )
