@@ -17,9 +17,10 @@ from pathlib import Path
 from rich.progress import track
 
 from density_softmax.nn.softmax.head import fit_temperature, nll_of_logits
-from density_softmax.report.runs import Run, find_runs
+from density_softmax.report.frame import sort_runs
 from density_softmax.runs.evaluation import label_metrics, mean_over_shifts
 from density_softmax.runs.rows import write_rows
+from density_softmax.runs.run import Run, find_runs
 from density_softmax.types import Row
 
 COLUMNS = {"cnll": "cNLL", "ccalibrated_nll": "calibrated", "caccuracy": "cAccuracy"}
@@ -31,9 +32,10 @@ def main() -> None:
     """A line per run."""
     args = parse()
     rows = []
-    for run in track(find_runs(args.runs).finished, description="runs"):
+    for run in track(sort_runs(find_runs(args.runs)).finished, description="runs"):
+        key = run.recipe.name, run.kind, run.variant_text, run.seed
         for shift, found in decomposed(run).items():
-            rows += [Row(*run.key, shift, metric, value) for metric, value in found.items()]
+            rows += [Row(*key, shift, metric, value) for metric, value in found.items()]
     print(table(rows))
     if args.out is not None:
         write_rows(args.out / "rows.csv", rows)
@@ -41,14 +43,14 @@ def main() -> None:
 
 def decomposed(run: Run) -> dict[str, dict[str, float]]:
     """Of each shifted set: the means over its types and severities."""
-    labelled = [row.split for row in run.directory.rows() if row.metric == "nll"]
+    labelled = [row.split for row in run.rows() if row.metric == "nll"]
     means = mean_over_shifts({split: of_split(run, split) for split in labelled if "/" in split})
     return {shift: {name: found[name] for name in COLUMNS} for shift, found in means.items()}
 
 
 def of_split(run: Run, split: str) -> dict[str, float]:
     """The metrics of one type and severity, and its NLL with the best temperature."""
-    prediction, y = run.directory.prediction(split)
+    prediction, y = run.prediction(split)
     logits = prediction.probs.double().clamp_min(SMALLEST).log()
     calibrated = nll_of_logits(logits / fit_temperature(logits, y), y)
     return {**label_metrics(prediction, y), "calibrated_nll": calibrated}

@@ -6,7 +6,7 @@ import argparse
 
 from density_softmax.methods import Method, MethodConfig
 from density_softmax.recipes import Recipe
-from density_softmax.report.names import line_order
+from density_softmax.report.names import method_order
 from density_softmax.runs.run import Run
 from density_softmax.types import Task
 
@@ -35,7 +35,7 @@ def untrained(recipe: Recipe) -> Method:
 
 def all_methods() -> list[str]:
     """Every method, in the order of the tables."""
-    return sorted(MethodConfig.members, key=lambda kind: line_order(kind, "default"))
+    return sorted(MethodConfig.members, key=method_order)
 
 
 def chosen_methods(text: str) -> list[str]:

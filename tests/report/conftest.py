@@ -1,44 +1,35 @@
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
 
+from density_softmax.config import override
 from density_softmax.data.toy import grid
 from density_softmax.engine.checkpoints import Epoch
+from density_softmax.recipes import get_recipe
 from density_softmax.report import figures as figures_of_report
 from density_softmax.report import write_report
-from density_softmax.report.style import Picture
+from density_softmax.report.figures import Drawing, Picture
 from density_softmax.runs.evaluation import detection_metrics, label_metrics, mean_over_shifts
-from density_softmax.runs.run import RunDirectory
+from density_softmax.runs.run import Run
 from density_softmax.types import Prediction, Row
 
 MakeRun = Callable[..., Path]
 CORRUPTED = {"fog": (1, 2, 3), "glass_blur": (1, 2, 3)}
-METHOD_CONFIGS: dict[str, dict[str, Any]] = {
-    "density_softmax": {
-        "penalty": {"kind": "frobenius", "weight": 0.001},
-        "scale": {"kind": "quantile"},
-        "head": None,
-    },
-    "constant_temperature": {"penalty": {"kind": "frobenius", "weight": 0.001}},
-}
 
 
-def identity(method: str, variant: str, seed: int, shape: str) -> dict[str, Any]:
-    recipe = {
-        "name": "toy",
-        "data": {"kind": "toy", "shape": shape, "num_points": 1000, "heldout": 0.2},
-        "encoder": {"kind": "resffn", "depth": 12},
-        "method": {"kind": method},
-        "engine": {"precision": "32-true"},
-    }
-    return {"recipe": recipe, "variant": variant, "seed": seed}
+def claim(
+    root: Path, name: str, method: str, changes: Sequence[str], seed: int
+) -> tuple[Run, Callable[..., Row]]:
+    """A new run directory, and how its rows begin."""
+    path = root / f"run{len(list(root.glob('run*')))}"
+    run = Run(override(get_recipe(name, method), *changes), seed, path)
+    run.claim(resume=False)
+    return run, partial(Row, name, method, run.variant_text, seed)
 
 
 def figures(method: str, seed: int) -> dict[tuple[str, str], float]:
@@ -62,22 +53,19 @@ def surface(seed: int) -> Prediction:
 def make_run(
     root: Path,
     method: str = "deterministic",
-    variant: str = "default",
+    changes: Sequence[str] = (),
     seed: int = 0,
-    shape: str = "two_moons",
     finished: bool = True,
     drawn: bool = True,
 ) -> Path:
     """A run directory as a real run leaves it, with or without what figures are drawn from."""
-    run = RunDirectory(root / f"run{len(list(root.glob('run*')))}")
-    run.claim(identity(method, variant, seed, shape), resume=False)
+    run, row = claim(root, "toy", method, changes, seed)
     if drawn:
         prediction, epochs = surface(seed), range(1, 6)
         run.save_prediction("grid", prediction, torch.full((len(prediction.probs),), -1))
         run.save_epochs([Epoch("train", n, {"loss": 1 / n, "heldout_nll": 2 / n}) for n in epochs])
     if finished:
-        found = figures(method, seed).items()
-        run.save_rows([Row("toy", method, variant, seed, *key, value) for key, value in found])
+        run.save_rows([row(*key, value) for key, value in figures(method, seed).items()])
     return run.path
 
 
@@ -95,18 +83,13 @@ def prediction(num_samples: int, error: float, seed: int) -> tuple[Prediction, t
 def make_image_run(
     root: Path,
     method: str = "deterministic",
-    variant: str = "default",
+    changes: Sequence[str] = (),
     seed: int = 0,
-    config: dict[str, Any] | None = None,
     error: float = 1.0,
-    name: str = "pictures",
+    name: str = "digits",
 ) -> Path:
     """A run on images with a corrupted, a shifted and an OOD set, its rows computed from them."""
-    run = RunDirectory(root / f"run{len(list(root.glob('run*')))}")
-    made = {"kind": method, **METHOD_CONFIGS.get(method, {}), **(config or {})}
-    data = {"kind": "images", "train": "pictures"}
-    recipe = {"name": name, "data": data, "encoder": {}, "method": made, "engine": {}}
-    run.claim({"recipe": recipe, "variant": variant, "seed": seed}, resume=False)
+    run, row = claim(root, name, method, changes, seed)
     splits = {"iid": 1.0, "set.1": 1.5}
     splits |= {f"set-c/{k}/{n}": 1 + n / 2 for k, levels in CORRUPTED.items() for n in levels}
     found, inside = {}, None
@@ -122,8 +105,8 @@ def make_image_run(
     found["cost"] |= {"train_seconds:train": 10.0, "train_seconds:head": 2.0 + seed}
     found |= mean_over_shifts(found)
     rows = [(split, m, value) for split, values in found.items() for m, value in values.items()]
-    run.save_rows([Row(name, method, variant, seed, *row) for row in rows])
-    if "head" in made:
+    run.save_rows([row(*each) for each in rows])
+    if method == "density_softmax":
         run.save_features("iid", torch.randn(40, 6) + predicted.probs[:40, :1], labels[:40])
     return run.path
 
@@ -139,13 +122,12 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Figures are made but not written, which would take seconds; the list has all of them."""
     made: list[Figure] = []
 
-    def keep(figure: Figure, file: Path, title: str, caption: str) -> Picture:
-        made.append(figure)
-        return Picture(file, title, caption, b"", figure.get_size_inches()[0])
+    def keep(drawing: Drawing, folder: Path) -> Picture:
+        made.append(drawing.figure)
+        width = drawing.figure.get_size_inches()[0]
+        return Picture(folder / drawing.stem, drawing.title, drawing.caption, b"", width)
 
-    for writers in figures_of_report.FIGURES.values():
-        for write in writers:
-            monkeypatch.setattr(sys.modules[write.__module__], "save_figure", keep)
+    monkeypatch.setattr(figures_of_report, "save_figure", keep)
     return made
 
 
@@ -162,6 +144,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in range(3):
         make_run(runs, "deterministic", seed=seed)
         make_run(runs, "density_softmax", seed=seed)
-    make_run(runs, "density_softmax", variant="name=<b>&amp;", drawn=False)
+    make_run(runs, "density_softmax", ['method.layers=["<b>&amp;"]'], drawn=False)
     make_run(runs, "sngp", finished=False)
     return write_report([runs], out)

@@ -8,9 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from comparison import frame
 
+from density_softmax.report.frame import Runs
 from density_softmax.report.page import render_page
-from density_softmax.report.runs import Runs
 from density_softmax.report.tables import build_tables
 from density_softmax.types import Row
 
@@ -39,7 +40,7 @@ def test_a_click_sorts_and_a_second_one_sorts_the_other_way(tmp_path: Path) -> N
     values = {"sngp": 10.25, "deterministic": 9.5, "duq": -1.0}
     rows = [Row("toy", method, "default", 0, "iid", "nll", v) for method, v in values.items()]
     rows += [Row("toy", "ddu", "default", 0, "iid", "ece", 0.5)]
-    tables = [table for table in build_tables(rows) if table.role == "iid"]
+    tables = [table for table in build_tables(frame(rows)) if table.role == "iid"]
     page = render_page(Runs((), ()), tables, {}).replace("</body>", CLICKS)
     file = tmp_path / "page.html"
     file.write_text(page, encoding="utf-8")

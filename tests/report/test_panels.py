@@ -4,11 +4,19 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from density_softmax.report.bars import lined_figure
-from density_softmax.report.panels import block_figure, panel_figure
-from density_softmax.report.style import COLUMN, LOOKS, PAGE, paper_style
+from density_softmax.report.names import Label
+from density_softmax.report.style import (
+    COLUMN,
+    LOOKS,
+    PAGE,
+    block_figure,
+    lined_figure,
+    panel_figure,
+    paper_style,
+)
 
-LONG = "Natural Posterior Network (density=gaussian_mixture, scale.budget=0.01, head=null)"
+CHANGES = ("density=gaussian_mixture", "scale.budget=0.01", "head=null")
+LONG = Label("Natural Posterior Network", CHANGES)
 
 
 def assert_apart(figure: Figure, panels: Sequence[Axes]) -> None:
@@ -40,24 +48,25 @@ def test_a_title_too_long_for_its_panel_ends_in_dots() -> None:
 
 def test_the_outer_panels_are_known() -> None:
     panels = panel_figure(["title"] * 5, height=1, most_columns=3)
-    assert [panels.is_left(n) for n in range(5)] == [True, False, False, True, False]
-    assert [panels.is_lowest(n) for n in range(5)] == [False, False, True, True, True]
+    assert [axes in panels.left for axes in panels.axes] == [True, False, False, True, False]
+    assert [axes in panels.lowest for axes in panels.axes] == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize("num_columns", [1, 3])
 def test_blocks_have_a_legend_each_that_covers_no_panel(num_columns: int) -> None:
     groups = [[LONG] * 8, ["ERM", "DUQ"]]
     with paper_style():
-        made = block_figure(groups, ["NLL", "ECE", "mECE"], num_columns=num_columns, height=1)
-        panels = [axes for block in made.axes for axes in block]
-        assert_apart(made.figure, panels)
-        boxes = [legend.get_window_extent() for legend in made.figure.legends]
-    shown = [[text.get_text() for text in legend.get_texts()] for legend in made.figure.legends]
+        titles = ["NLL", "ECE", "mECE"]
+        figure, blocks = block_figure(groups, titles, num_columns=num_columns, height=1)
+        panels = [axes for block in blocks for axes in block]
+        assert_apart(figure, panels)
+        boxes = [legend.get_window_extent() for legend in figure.legends]
+    shown = [[text.get_text() for text in legend.get_texts()] for legend in figure.legends]
     assert [len(labels) for labels in shown] == [8, 2]
     for box in boxes:
         assert not any(box.overlaps(axes.get_window_extent()) for axes in panels)
-        assert made.figure.bbox.y0 <= box.y0
-        assert box.x1 <= made.figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0
+        assert box.x1 <= figure.bbox.x1
 
 
 def test_lined_panels_share_their_labels() -> None:

@@ -4,17 +4,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from comparison import finished, setting
 from matplotlib.container import BarContainer
-from matplotlib.figure import Figure
 
 from density_softmax.metrics import ece, reliability_bins
-from density_softmax.report.reliability import (
+from density_softmax.report.figures.reliability import (
     Diagram,
-    read_diagram,
-    reliability_figure,
-    write_reliability,
+    _read_diagram,
+    _reliability_figure,
+    draw,
 )
-from density_softmax.report.runs import find_runs
 
 MakeRun = Callable[..., Path]
 
@@ -28,7 +27,7 @@ def diagram(title: str, seed: int = 0) -> Diagram:
 
 def test_the_gaps_that_are_drawn_weigh_to_the_ece() -> None:
     shown = diagram("some method")
-    (axes,) = reliability_figure([shown]).axes
+    (axes,) = _reliability_figure([shown]).axes
     _, too_sure, too_unsure = (c for c in axes.containers if isinstance(c, BarContainer))
     gaps = [a.get_height() + b.get_height() for a, b in zip(too_sure, too_unsure, strict=True)]
     counts = shown.bins.counts.numpy()
@@ -39,7 +38,7 @@ def test_the_gaps_that_are_drawn_weigh_to_the_ece() -> None:
 
 def test_a_bar_is_as_high_as_its_bin_is_accurate() -> None:
     shown = diagram("some method")
-    (axes,) = reliability_figure([shown]).axes
+    (axes,) = _reliability_figure([shown]).axes
     bars = next(c for c in axes.containers if isinstance(c, BarContainer))
     filled = shown.bins.counts > 0
     heights, places = zip(*((bar.get_height(), bar.get_x()) for bar in bars), strict=True)
@@ -48,7 +47,7 @@ def test_a_bar_is_as_high_as_its_bin_is_accurate() -> None:
 
 
 def test_each_method_has_a_panel_and_many_wrap() -> None:
-    figure = reliability_figure([diagram(f"method {n}") for n in range(17)])
+    figure = _reliability_figure([diagram(f"method {n}") for n in range(17)])
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
         f"method {n}" for n in range(17)
     ]
@@ -57,40 +56,39 @@ def test_each_method_has_a_panel_and_many_wrap() -> None:
 
 def test_a_diagram_is_that_of_the_kept_predictions(tmp_path: Path, make_images: MakeRun) -> None:
     make_images()
-    (run,) = find_runs([tmp_path]).finished
-    rows = {(row.split, row.metric): row.value for row in run.directory.rows()}
+    (run,) = finished(tmp_path)
+    rows = {(row.split, row.metric): row.value for row in run.rows()}
     for split in ("iid", "set.1", "set-c/glass_blur/3"):
-        assert read_diagram(run, split).ece == pytest.approx(rows[split, "ece"])
+        assert _read_diagram(run, split).ece == pytest.approx(rows[split, "ece"])
 
 
-def test_in_domain_and_every_shifted_set_are_drawn(
-    tmp_path: Path, make_images: MakeRun, undrawn: list[Figure]
-) -> None:
+def test_in_domain_and_every_shifted_set_are_drawn(tmp_path: Path, make_images: MakeRun) -> None:
     make_images()
     make_images("density_softmax")
-    pictures = write_reliability(find_runs([tmp_path]).finished, tmp_path)
-    stems = [f"pictures-reliability-{s}" for s in ("iid", "set.1", "set-c-glass_blur-3")]
-    assert [picture.file.name for picture in pictures] == stems
-    assert all(len(figure.axes) == 2 for figure in undrawn)
+    drawings = list(draw(setting(tmp_path)))
+    stems = [f"digits-reliability-{s}" for s in ("iid", "set.1", "set-c-glass_blur-3")]
+    assert [drawing.stem for drawing in drawings] == stems
+    assert all(len(drawing.figure.axes) == 2 for drawing in drawings)
 
 
 def test_density_softmax_is_drawn_beside_itself_without_its_density(
-    tmp_path: Path, make_images: MakeRun, undrawn: list[Figure]
+    tmp_path: Path, make_images: MakeRun
 ) -> None:
     make_images("density_softmax")
-    make_images("density_softmax", "scale=constant", config={"scale": {"kind": "constant"}})
-    pictures = write_reliability(find_runs([tmp_path]).finished, tmp_path)
-    pairs = [p for p in pictures if "without the density" in p.title]
-    stems = [picture.file.name for picture in pictures]
+    make_images("density_softmax", ["method.scale=constant"])
+    drawings = list(draw(setting(tmp_path)))
+    pairs = [drawing for drawing in drawings if "without the density" in drawing.title]
+    stems = [drawing.stem for drawing in drawings]
     assert len(stems) == len(set(stems)) == 2 * len(pairs)
-    assert [p.file.name for p in pairs] == [
-        f"pictures-density_softmax-density-reliability-{split}"
+    assert [drawing.stem for drawing in pairs] == [
+        f"digits-density_softmax-density-reliability-{split}"
         for split in ("iid", "set.1", "set-c-glass_blur-3")
     ]
-    titles = [axes.get_title(loc="left").replace("\n", " ") for axes in undrawn[-1].axes]
+    axes = pairs[-1].figure.axes
+    titles = [each.get_title(loc="left").replace("\n", " ") for each in axes]
     assert titles == ["Density-Softmax", "Density-Softmax (scale=constant)"]
 
 
 def test_runs_without_predictions_are_not_drawn(tmp_path: Path, make: MakeRun) -> None:
     make(drawn=False)
-    assert write_reliability(find_runs([tmp_path]).finished, tmp_path) == []
+    assert list(draw(setting(tmp_path))) == []

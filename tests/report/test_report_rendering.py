@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+from comparison import finished, frame
+
+from density_softmax.report import as_csv, as_html, as_latex, as_text
+from density_softmax.report.frame import frame_of
 from density_softmax.report.paper import paper_penalties, paper_results
-from density_softmax.report.penalty_table import build_penalty_tables
-from density_softmax.report.rendering import as_csv, as_html, as_latex, as_text
-from density_softmax.report.runs import find_runs
-from density_softmax.report.tables import Table, build_tables
+from density_softmax.report.tables import Table, build_penalty_tables, build_tables
 from density_softmax.types import Row
 
 ERM = [0.30, 0.36, 0.39]
@@ -23,7 +25,7 @@ def rows(method: str, values: Sequence[float], variant: str = "default") -> list
 
 def table(*groups: list[Row]) -> Table:
     found = [row for group in groups for row in group]
-    (chosen,) = (table for table in build_tables(found) if table.role == "iid")
+    (chosen,) = (table for table in build_tables(frame(found)) if table.role == "iid")
     return chosen
 
 
@@ -34,6 +36,7 @@ class Cells(HTMLParser):
         super().__init__()
         self.texts: list[str] = []
         self.strong: list[str] = []
+        self.words = ""
         self.tags: list[str] = []
         self.feed(page)
 
@@ -46,6 +49,7 @@ class Cells(HTMLParser):
         assert self.tags.pop() == tag
 
     def handle_data(self, data: str) -> None:
+        self.words += data
         if self.tags and {"td", "th"} & set(self.tags):
             self.texts[-1] += data
         if self.tags and self.tags[-1] == "strong":
@@ -86,12 +90,12 @@ def test_latex_escapes_what_it_would_interpret() -> None:
 
 def test_latex_needs_no_sign_beyond_ascii(tmp_path: Path, make_images: Callable[..., Path]) -> None:
     make_images("density_softmax", name="cifar10")
-    make_images("density_softmax", "penalty=none", config={"penalty": {"kind": "none"}})
+    make_images("density_softmax", ["method.penalty=none"])
     make_images("density_softmax")
-    found = find_runs([tmp_path])
-    penalties = build_penalty_tables(found.finished, paper_penalties())
+    runs = finished(tmp_path)
+    penalties = build_penalty_tables(runs, paper_penalties())
     assert [line.name[0] for table in penalties for line in table.lines] == ["λ", "λ"]
-    for each in [*build_tables(found.rows(), paper_results()), *penalties]:
+    for each in [*build_tables(frame_of(runs), paper_results()), *penalties]:
         lines = [line for line in as_latex(each).splitlines() if not line.startswith("%")]
         assert all(line.isascii() for line in lines), each.title
 
@@ -104,6 +108,20 @@ def test_html_escapes_what_it_would_interpret() -> None:
 
 def test_text_finds_no_markup_in_names() -> None:
     assert "SNGP (x=[bold])" in as_text(table(rows("sngp", [0.5], variant="x=[bold]")))
+
+
+@pytest.mark.parametrize("name", ["a$b$", "[bold]x", "<b>&", "two\nlines", "\\input{x}%"])
+def test_a_set_may_have_any_name(name: str) -> None:
+    found = [Row("toy", "sngp", "default", 0, name, "auroc:epistemic", 0.5)]
+    (detection,) = (each for each in build_tables(frame(found)) if each.role == "ood")
+    shown = name.replace("\n", " ")
+    assert f"detection of {shown} as" in detection.title
+    assert shown in as_text(detection)
+    assert f"detection of {shown} as" in Cells(as_html(detection)).words
+    code = [line for line in as_latex(detection).splitlines() if not line.startswith("%")]
+    assert code[0].startswith(r"\begin{tabular}")
+    assert len(code) == 8
+    assert not any("\\input" in line for line in code)
 
 
 def test_narrow_text_loses_nothing() -> None:
@@ -130,7 +148,7 @@ def test_a_tiny_mean_is_not_shown_as_zero() -> None:
 
 def test_thousands_are_grouped() -> None:
     found = [Row("toy", "sngp", "default", 0, "cost", "params", 203778.0)]
-    (cost,) = (table for table in build_tables(found) if table.role == "cost")
+    (cost,) = (table for table in build_tables(frame(found)) if table.role == "cost")
     assert "203,778" in as_text(cost)
     assert "$203{,}778$" in as_latex(cost)
     assert "203778.0" in as_csv(cost)

@@ -1,35 +1,39 @@
-import shlex
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from comparison import finished, setting
 
 from density_softmax.config import override
 from density_softmax.errors import UserError
 from density_softmax.recipes import get_recipe
-from density_softmax.report.runs import Run, find_runs, first_seeds
+from density_softmax.report.frame import line_of, settings_of, sort_runs
+from density_softmax.runs.run import FORMAT, Run, find_runs
 
 MakeRun = Callable[..., Path]
 
 
-def run(method: str = "density_softmax", variant: str = "default", seed: int = 0) -> Run:
-    return Run(Path("run"), {"name": "toy", "method": {"kind": method}}, variant, seed)
+def run(path: Path, name: str = "toy", changes: Sequence[str] = (), seed: int = 0) -> Run:
+    Run(override(get_recipe(name), *changes), seed, path).claim(resume=False)
+    return Run.at(path)
 
 
 def test_runs_are_found_at_any_depth_and_once(tmp_path: Path, make: MakeRun) -> None:
     runs = {make(seed=seed) for seed in range(3)}
-    found = find_runs([tmp_path, *runs, tmp_path / "runs"])
+    found = sort_runs(find_runs([tmp_path, *runs, tmp_path / "runs"]))
     assert {run.path for run in found.finished} == runs
     assert not found.left_out
 
 
 def test_runs_are_ordered_by_method_variant_and_seed(tmp_path: Path, make: MakeRun) -> None:
-    make(method="density_softmax", variant="scale=max")
+    make(method="density_softmax", changes=["method.scale=max"])
     make(method="density_softmax")
     make(method="deterministic", seed=10)
     make(method="deterministic", seed=9)
-    labels = [(run.label, run.seed) for run in find_runs([tmp_path]).finished]
+    labels = [(line_of(run).label, run.seed) for run in finished(tmp_path)]
     assert labels == [
         ("ERM", 9),
         ("ERM", 10),
@@ -41,7 +45,7 @@ def test_runs_are_ordered_by_method_variant_and_seed(tmp_path: Path, make: MakeR
 def test_unfinished_runs_are_left_out_with_the_reason(tmp_path: Path, make: MakeRun) -> None:
     make(seed=0)
     unfinished = make(seed=1, finished=False)
-    found = find_runs([tmp_path])
+    found = sort_runs(find_runs([tmp_path]))
     assert [run.seed for run in found.finished] == [0]
     assert [(each.run.path, each.reason) for each in found.left_out] == [
         (unfinished, "unfinished: it has no rows.csv")
@@ -50,7 +54,7 @@ def test_unfinished_runs_are_left_out_with_the_reason(tmp_path: Path, make: Make
 
 def test_a_second_copy_of_a_run_is_not_counted_as_a_seed(tmp_path: Path, make: MakeRun) -> None:
     first, second = make(seed=0), make(seed=0)
-    found = find_runs([tmp_path])
+    found = sort_runs(find_runs([tmp_path]))
     assert [run.path for run in found.finished] == [first]
     assert found.left_out[0].run.path == second
     assert str(first) in found.left_out[0].reason
@@ -65,7 +69,7 @@ def test_a_path_without_runs_is_named(tmp_path: Path, make: MakeRun) -> None:
 
 
 def test_a_recipe_that_describes_no_run_is_named(tmp_path: Path) -> None:
-    (tmp_path / "recipe.json").write_text('{"seed": 0}')
+    (tmp_path / "recipe.json").write_text(json.dumps({"format": FORMAT, "seed": 0}))
     with pytest.raises(UserError, match=r"recipe\.json: does not describe a run"):
         find_runs([tmp_path])
 
@@ -74,32 +78,48 @@ def test_the_first_seed_stands_for_each_line(tmp_path: Path, make: MakeRun) -> N
     for seed in (2, 1):
         make(seed=seed)
         make(method="sngp", seed=seed + 3)
-    found = first_seeds(find_runs([tmp_path]).finished)
-    assert [(run.method, run.seed) for run in found] == [("deterministic", 1), ("sngp", 4)]
+    found = setting(tmp_path).first_seeds()
+    assert [(run.kind, run.seed) for run in found] == [("deterministic", 1), ("sngp", 4)]
+
+
+def test_runs_are_compared_with_those_on_the_same_data(tmp_path: Path, make: MakeRun) -> None:
+    for changes in ([], ["data_seed=3"], ["data.shape=two_ovals"]):
+        make("deterministic", changes)
+        make("density_softmax", [*changes, "method.scale=max"])
+    found = {each.name: each.labels for each in settings_of(finished(tmp_path))}
+    ours = "Density-Softmax (scale=max"
+    assert found == {
+        "toy": ["ERM", "ERM (data_seed=3)", f"{ours})", f"{ours}, data_seed=3)"],
+        "toy (shape=two_ovals)": ["ERM", f"{ours})"],
+    }
 
 
 @pytest.mark.parametrize(
-    ("variant", "assignments"),
+    ("changes", "variant", "text"),
     [
-        ("default", []),
-        ("scale=max", ["method.scale=max"]),
-        ("data.shape=two_ovals", ["data.shape=two_ovals"]),
+        ([], {}, "default"),
+        (["method.scale=max"], {"method.scale": "max"}, "scale=max"),
         (
-            "data.shape=two_ovals, encoder.depth=3, scale=max, engine.precision=bf16-mixed",
-            [
-                "data.shape=two_ovals",
-                "encoder.depth=3",
-                "method.scale=max",
-                "engine.precision=bf16-mixed",
-            ],
+            ["method.scale=max", "data.shape=two_ovals", "encoder.depth=3"],
+            {"data.shape": "two_ovals", "encoder.depth": 3, "method.scale": "max"},
+            "data.shape=two_ovals, encoder.depth=3, scale=max",
         ),
-        ('layers=["a", "b"], head=null', ['method.layers=["a", "b"]', "method.head=null"]),
+        (
+            ['method.layers=["a, b=1", "c"]', "method.energy=true"],
+            {"method.layers": ["a, b=1", "c"], "method.energy": True},
+            'layers=["a, b=1", "c"], energy=true',
+        ),
     ],
 )
-def test_the_command_sets_what_the_variant_names(variant: str, assignments: list[str]) -> None:
-    words = shlex.split(run(variant=variant, seed=3).command)
-    start = "density-softmax train toy --method density_softmax --seed 3"
-    assert words == [*start.split(), *(word for a in assignments for word in ("--set", a))]
+def test_a_variant_is_data_and_printed_as_text(
+    tmp_path: Path, changes: list[str], variant: dict[str, Any], text: str
+) -> None:
+    made = run(tmp_path, changes=changes, seed=3)
+    assert made.variant == variant
+    assert made.variant_text == text
+    start = ["density-softmax", "train", "toy", "--method", "density_softmax", "--seed", "3"]
+    assert made.command()[: len(start)] == start
+    assert made.command()[len(start) :: 2] == ["--set"] * len(variant)
 
 
 @pytest.mark.parametrize(
@@ -115,20 +135,14 @@ def test_the_command_sets_what_the_variant_names(variant: str, assignments: list
         ("digits", ["encoder=resffn", "encoder.depth=2"]),
     ],
 )
-def test_the_command_rebuilds_the_recipe(name: str, changes: list[str]) -> None:
-    default = get_recipe(name, "density_softmax")
-    recipe = default
-    for change in changes:
-        recipe = override(recipe, change)
-    words = shlex.split(run(variant=recipe.variant(default)).command)
-    rebuilt = default
-    for flag, word in pairwise(words):
-        rebuilt = override(rebuilt, word) if flag == "--set" else rebuilt
-    assert rebuilt == recipe
+def test_the_command_rebuilds_the_recipe(tmp_path: Path, name: str, changes: list[str]) -> None:
+    made = run(tmp_path, name, changes)
+    words = [word for flag, word in pairwise(made.command()) if flag == "--set"]
+    assert override(get_recipe(name), *words) == made.recipe
 
 
-@pytest.mark.parametrize(("own", "expected"), [(None, 3), (0, 0), (7, 7)])
+@pytest.mark.parametrize(("own", "expected"), [("null", 3), ("0", 0), ("7", 7)])
 def test_data_come_from_the_seed_of_the_recipe_if_it_has_one(
-    own: int | None, expected: int
+    tmp_path: Path, own: str, expected: int
 ) -> None:
-    assert Run(Path("run"), {"data_seed": own}, "default", seed=3).data_seed == expected
+    assert run(tmp_path, changes=[f"data_seed={own}"], seed=3).data_seed == expected

@@ -1,9 +1,12 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+from comparison import finished, frame
 from scipy import stats
 
+from density_softmax.report.frame import frame_of
 from density_softmax.report.tables import Cell, Table, build_tables, is_better
 from density_softmax.types import Row
 
@@ -19,7 +22,7 @@ def rows(
 
 
 def table(found: Sequence[Row], role: str = "iid") -> Table:
-    (chosen,) = (table for table in build_tables(found) if table.role == role)
+    (chosen,) = (table for table in build_tables(frame(found)) if table.role == role)
     return chosen
 
 
@@ -84,17 +87,28 @@ def test_only_the_best_of_three_can_be_bold_and_is_tested_against_the_second() -
 
 
 def test_the_same_gap_for_every_seed_is_certain_and_equal_values_are_not() -> None:
-    fixed = dict.fromkeys(range(3), 100.0)
-    assert is_better(fixed, dict.fromkeys(range(3), 101.0), "lower")
-    assert not is_better(fixed, dict.fromkeys(range(3), 99.0), "lower")
+    fixed = [100.0] * 3
+    assert is_better(fixed, [101.0] * 3, "lower")
+    assert not is_better(fixed, [99.0] * 3, "lower")
     assert not is_better(fixed, fixed, "lower")
-    assert not is_better(fixed, dict.fromkeys(range(3), 100.0 + 1e-12), "lower")
+    assert not is_better(fixed, [100.0 + 1e-12] * 3, "lower")
 
 
-def test_only_seeds_of_both_are_paired() -> None:
-    a, b = (dict(enumerate(values)) for values in CLEAR)
-    assert is_better(a, b, "lower")
-    assert not is_better(a, {n + 2: value for n, value in b.items()}, "lower")
+@pytest.mark.parametrize(("first_seed", "expected"), [(0, True), (2, False)])
+def test_only_seeds_of_both_are_paired(first_seed: int, expected: bool) -> None:
+    best, second = rows("density_softmax", CLEAR[0]), rows("deterministic", CLEAR[1])
+    moved = [row._replace(seed=row.seed + first_seed) for row in second]
+    assert [cell is not None and cell.best for cell in column(moved + best)] == [False, expected]
+
+
+def test_a_mean_with_a_number_that_is_none_is_none_either() -> None:
+    found = rows("deterministic", [np.nan, 0.1, 0.2]) + rows("density_softmax", [0.1, 0.2, 0.3])
+    broken, finite = column(found)
+    assert broken is not None
+    assert np.isnan(broken.mean)
+    assert broken.std is None
+    assert finite is not None
+    assert not finite.best
 
 
 def test_infinite_figures_are_shown_and_win_nothing() -> None:
@@ -117,7 +131,7 @@ def test_each_role_has_its_table() -> None:
         *rows("deterministic", [7.0], "params", "cost"),
         *rows("deterministic", [7.0], "train_seconds:train", "cost"),
     ]
-    titles = {table.title: table.role for table in build_tables(found)}
+    titles = {table.title: table.role for table in build_tables(frame(found))}
     assert titles == {
         "toy: results": "results",
         "toy: in-domain test set": "iid",
@@ -128,7 +142,7 @@ def test_each_role_has_its_table() -> None:
         "toy: cost of prediction and of training": "cost",
         "toy: cost of training by stage": "training",
     }
-    assert len({table.name for table in build_tables(found)}) == len(titles)
+    assert len({table.name for table in build_tables(frame(found))}) == len(titles)
 
 
 def test_detection_names_its_score_and_its_positive_class() -> None:
@@ -148,12 +162,14 @@ def test_low_confidence_is_better_on_ood_data_only() -> None:
     assert table(found, "iid").columns[-1].better is None
 
 
-def test_other_data_make_another_table() -> None:
-    moons = rows("deterministic", [0.1])
-    ovals = [row._replace(variant="data.shape=two_ovals, scale=max") for row in moons]
-    tables = [table for table in build_tables(moons + ovals) if table.role == "iid"]
+def test_other_data_make_another_table(tmp_path: Path, make: Callable[..., Path]) -> None:
+    make("density_softmax", drawn=False)
+    make("density_softmax", ["data.shape=two_ovals", "method.scale=max"], drawn=False)
+    found = build_tables(frame_of(finished(tmp_path)))
+    tables = [table for table in found if table.role == "iid"]
     assert [table.title.partition(":")[0] for table in tables] == ["toy", "toy (shape=two_ovals)"]
-    assert [table.lines[0].name for table in tables] == ["ERM", "ERM (scale=max)"]
+    names = ["Density-Softmax", "Density-Softmax (scale=max)"]
+    assert [table.lines[0].name for table in tables] == names
 
 
 def shifted(method: str, kinds: Sequence[str], values: Sequence[float]) -> list[Row]:
@@ -191,7 +207,7 @@ def test_a_remark_says_what_means_over_shifts_leave_out() -> None:
 def test_runs_without_a_shift_in_common_have_no_means_to_compare() -> None:
     found = shifted("deterministic", ("fog",), [0.1]) + shifted("sngp", ("snow",), [0.1])
     assert "of the 0 shifts" in table(found + rows("sngp", [0.1]), "results").remark
-    assert all(each.role != "shift" for each in build_tables(found))
+    assert all(each.role != "shift" for each in build_tables(frame(found)))
 
 
 def test_a_method_without_figures_keeps_its_line() -> None:

@@ -1,5 +1,7 @@
 import csv
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -46,7 +48,7 @@ def test_the_page_is_well_formed_and_complete(report: Path) -> None:
     assert text.startswith("<!DOCTYPE html>")
     for section in ("Results", "Surfaces", "Seeds", "Training curves", "How it was run"):
         assert section in page.words
-    for method in ("ERM", "Density-Softmax", "Density-Softmax (name=<b>&amp;)"):
+    for method in ("ERM", "Density-Softmax", 'Density-Softmax (layers=["<b>&amp;"])'):
         assert method in page.words
     assert "density-softmax train toy --method deterministic --seed 2" in page.words
     assert '"shape": "two_moons"' in page.words
@@ -57,7 +59,7 @@ def test_the_page_needs_nothing_else(report: Path) -> None:
     text = report.read_text(encoding="utf-8")
     page = Page(text)
     for tag, attributes in page.tags:
-        assert tag not in ("link", "iframe", "object", "embed")
+        assert tag not in ("link", "iframe", "object", "_embed")
         assert (attributes.get("src") or "data:").startswith("data:")
         assert (attributes.get("href") or "#").startswith("#")
     assert not re.search(r"https?://|@import|url\(", text)
@@ -150,15 +152,36 @@ def test_a_report_can_be_written_again(tmp_path: Path, make: MakeRun) -> None:
     assert write_report([run], tmp_path / "out").read_bytes() == first
 
 
+def test_a_run_summary_loads_nothing_that_only_reports_need() -> None:
+    code = "import sys; from density_softmax.report import run_summary; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    assert not {"pandas", "matplotlib", "jinja2"} & loaded
+
+
+@pytest.mark.parametrize("command", [["report", "runs"], ["demo", "--out", "out"]])
+def test_without_pandas_the_extra_is_named_before_anything_is_done(
+    tmp_path: Path, command: list[str]
+) -> None:
+    code = "import sys; sys.modules['pandas'] = None; from density_softmax.cli import main; main()"
+    words = [sys.executable, "-c", code, *command]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    message = "density-softmax: reports need pandas: pip install 'density-softmax[report]'\n"
+    assert (done.returncode, done.stderr) == (2, message)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_summary_shows_every_figure_but_those_of_single_shifts() -> None:
     rows = [
         Row("r", "m", "default", 0, "iid", "nll", 0.25),
         Row("r", "m", "default", 0, "set-c/fog/3", "nll", 0.75),
         Row("r", "m", "default", 0, "set-c", "cnll", 0.5),
+        Row("r", "m", "default", 0, "[bold]two\nlines", "confidence", 0.5),
     ]
     console = Console(width=80)
     with console.capture() as capture:
         console.print(run_summary(rows))
     assert "0.25" in capture.get()
     assert "cnll" in capture.get()
+    assert "[bold]two lines" in capture.get()
     assert "0.75" not in capture.get()

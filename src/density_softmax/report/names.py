@@ -1,65 +1,26 @@
-"""What methods, variants and metrics are called where people read them, and in which order."""
+"""What methods, metrics and splits are called where people read them, and in which order."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, TypeVar
 
-__all__ = [
-    "DENSITIES",
-    "Better",
-    "MetricName",
-    "break_lines",
-    "changed_part",
-    "file_stem",
-    "fit_labels",
-    "line_name",
-    "line_order",
-    "method_name",
-    "metric_name",
-    "metric_order",
-    "setting_name",
-    "split_variant",
-    "variant_of_data",
-    "variant_of_line",
-]
+from density_softmax.methods import MethodConfig
 
+T = TypeVar("T")
 Better = Literal["higher", "lower"]
 
 # File systems allow 255 bytes; a variant may be longer.
 LONGEST_STEM = 150
 
-# In the order of the tables: the classifier that all are compared to, its controls, the others.
-METHODS = {
-    "deterministic": "ERM",
-    "temperature_scaling": "ERM + temperature scaling",
-    "constant_temperature": "ERM + penalty + constant temperature",
-    "mc_dropout": "MC Dropout",
-    "mean_field": "Mean-Field VI",
-    "rank1_bnn": "Rank-1 BNN",
-    "posterior_network": "Posterior Network",
-    "natural_posterior_network": "Natural Posterior Network",
-    "heteroscedastic": "Heteroscedastic",
-    "sngp": "SNGP",
-    "mimo": "MIMO",
-    "duq": "DUQ",
-    "ddu": "DDU",
-    "due": "DUE",
-    "batch_ensemble": "BatchEnsemble",
-    "deep_ensemble": "Deep Ensemble",
-    "density_softmax": "Density-Softmax",
-}
-
-# Methods whose epistemic uncertainty is minus the logarithm of a density, and of which.
-DENSITIES = {
-    "posterior_network": "log Σ N p(u | c)",
-    "natural_posterior_network": "log N p(u)",
-    "ddu": "log p(z)",
-    "density_softmax": "log p(z)",
-}
+# A method beside the one that has the same network but no density.
+_CONTROLS = {"density_softmax": "constant_temperature"}
 
 
 class MetricName(NamedTuple):
@@ -69,7 +30,7 @@ class MetricName(NamedTuple):
     better: Better | None
 
 
-METRICS = {
+_METRICS = {
     "nll": MetricName("NLL", "lower"),
     "accuracy": MetricName("Accuracy", "higher"),
     "ece": MetricName("ECE", "lower"),
@@ -88,58 +49,114 @@ METRICS = {
 }
 
 
-def method_name(method: str) -> str:
-    """A method's usual name; unknown ones in title case."""
-    return METHODS.get(method) or method.replace("_", " ").title()
+class Label(str):
+    """A method with its changes in parentheses, which `fit_labels` can abbreviate.
 
-
-def line_name(method: str, variant: str) -> str:
-    """A method and how it deviates from its recipe, if it does."""
-    name = method_name(method)
-    return name if variant == "default" else f"{name} ({variant})"
-
-
-def line_order(method: str, variant: str) -> tuple[int, str, bool, str]:
-    """Sorts methods as in `METHODS`, unknown ones last, each followed by its variants."""
-    known = list(METHODS)
-    place = known.index(method) if method in known else len(known)
-    return place, method, variant != "default", variant
-
-
-def split_variant(variant: str) -> list[str]:
-    """The `path=value` assignments of a variant; none if it is `default`."""
-    # A comma may also stand inside a value such as [1, 2]: only one before a path divides.
-    return [] if variant == "default" else re.split(r", (?=[A-Za-z_][\w.]*=)", variant)
-
-
-def changed_part(assignment: str) -> str:
-    """The first name of a path: `data` of `data.shape=two_ovals`, and of `data=images`."""
-    return re.split(r"[.=]", assignment)[0]
-
-
-def variant_of_data(variant: str) -> str:
-    """The part of a variant that changes the data, empty if there is none."""
-    return ", ".join(a for a in split_variant(variant) if changed_part(a) == "data")
-
-
-def variant_of_line(variant: str) -> str:
-    """The rest of a variant, `default` if there is none."""
-    rest = [a for a in split_variant(variant) if changed_part(a) != "data"]
-    return ", ".join(rest) or "default"
-
-
-def setting_name(recipe: str, variant_of_data: str) -> str:
-    """A recipe and how its data deviate, if they do: figures compare within, not across.
-
-    Data of another kind that must be set whole are JSON, of which the signs go without saying.
+    Args:
+        name: the method's usual name.
+        changes: how it deviates from its recipe, each a printed `path=value`.
     """
-    changes = [a.removeprefix("data.") for a in split_variant(variant_of_data or "default")]
-    shown = [re.sub(r'"kind": |[{}"]', "", a) if a.startswith("data={") else a for a in changes]
-    return f"{recipe} ({', '.join(shown)})" if shown else recipe
+
+    name: str
+    changes: tuple[str, ...]
+
+    def __new__(cls, name: str, changes: Sequence[str] = ()) -> Label:
+        """The text is `name (change, change)`, or the name alone."""
+        label = super().__new__(cls, f"{name} ({', '.join(changes)})" if changes else name)
+        label.name, label.changes = name, tuple(changes)
+        return label
+
+
+def method_name(kind: str) -> str:
+    """A method's usual name.
+
+    Args:
+        kind: the method's registry key.
+    """
+    return MethodConfig.members[kind].title
+
+
+def method_order(kind: str) -> tuple[int, str]:
+    """A key that sorts methods as in the tables.
+
+    Args:
+        kind: the method's registry key.
+    """
+    return MethodConfig.members[kind].rank, kind
+
+
+def control_of(kind: str) -> str:
+    """The method that has the same network but no density; empty if there is none.
+
+    Args:
+        kind: the method's registry key.
+    """
+    return _CONTROLS.get(kind, "")
+
+
+def metric_name(metric: str) -> MetricName:
+    """What a header calls the metric of a row.
+
+    Args:
+        metric: as in rows; what follows its colon is ignored.
+    """
+    name = metric.partition(":")[0]
+    if name in _METRICS:
+        return _METRICS[name]
+    if name[:1] == "c" and name[1:] in _METRICS:  # a mean over shifts
+        title, better = _METRICS[name[1:]]
+        return MetricName(f"c{title}", better)
+    return MetricName(readable(name), None)
+
+
+def metric_order(metric: str) -> int:
+    """A key that sorts metrics as in the tables, means over shifts like what they are means of.
+
+    Args:
+        metric: as in rows.
+    """
+    name, known = metric.partition(":")[0], list(_METRICS)
+    name = name if name in _METRICS else name[1:]
+    return known.index(name) if name in _METRICS else len(known)
+
+
+def setting_name(recipe: str, data_changes: Mapping[str, Any]) -> str:
+    """A recipe and how its data deviate: results are compared within a setting, not across.
+
+    Args:
+        recipe: its name.
+        data_changes: by path, such as `data.shape`, the values that were changed.
+    """
+    changes = [f"{k.removeprefix('data.')}={_words(v)}" for k, v in data_changes.items()]
+    return readable(f"{recipe} ({', '.join(changes)})" if changes else recipe)
+
+
+def split_name(split: str) -> str:
+    """A split in words: `cifar10-c/glass_blur/3` is `cifar10-c, glass blur 3`.
+
+    Args:
+        split: as in rows.
+    """
+    data, _, rest = split.partition("/")
+    words = f"{data}, {rest.replace('_', ' ').replace('/', ' ')}" if rest else data
+    return "in-domain" if split == "iid" else readable(words)
+
+
+def readable(text: str) -> str:
+    """The text on one line: a name may hold line breaks and other control characters.
+
+    Args:
+        text: any name.
+    """
+    return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
 def file_stem(*words: str) -> str:
-    """The words as a file name without ending; what is too long for one ends in a checksum."""
+    """The words as a file name without ending; one that is too long ends in a checksum.
+
+    Args:
+        words: in their order.
+    """
     stem = re.sub(r"[^\w.]+", "-", " ".join(words)).strip("-.")
     if len(stem) > LONGEST_STEM:
         stem = f"{stem[:LONGEST_STEM]}-{hashlib.sha256(stem.encode()).hexdigest()[:8]}"
@@ -147,30 +164,30 @@ def file_stem(*words: str) -> str:
 
 
 def fit_labels(labels: Sequence[str], num_letters: int) -> list[str]:
-    """The labels with at most so many letters; dots stand for what is left out.
+    """The labels cut to a length; an ellipsis stands for what is left out.
 
-    In a variant that is too long, what the fewest others have is named first.
+    A label that is too long names first those of its changes that the fewest others have.
+
+    Args:
+        labels: each a `Label` or any other text.
+        num_letters: the most letters of a label.
     """
     long = [label for label in labels if len(label) > num_letters]
-    common = Counter(change for label in long for change in _changes(label))
+    common = Counter(c for label in long if isinstance(label, Label) for c in label.changes)
     shown = []
     for label in labels:
-        if label in long and (changes := _changes(label)):
-            name = label.partition(" (")[0]
-            label = f"{name} ({', '.join(sorted(changes, key=common.__getitem__))})"
+        if len(label) > num_letters and isinstance(label, Label):
+            label = Label(label.name, sorted(label.changes, key=common.__getitem__))
         shown.append(label if len(label) <= num_letters else f"{label[: num_letters - 1]}…")
     return shown
 
 
-def _changes(label: str) -> list[str]:
-    """The assignments of a variant in the label of a line."""
-    return split_variant(label.partition(" (")[2].removesuffix(")") or "default")
-
-
 def break_lines(label: str, num_letters: int) -> list[str]:
-    """A label in lines of at most so many letters; long words break after `=`, `.` and `_`.
+    """A label in lines; long words break after `=`, `.` and `_`, but not inside a number.
 
-    A point inside a number does not break it.
+    Args:
+        label: any text.
+        num_letters: the most letters of a line.
     """
     pieces: list[str] = []
     for word in re.findall(r"\S+ ?", label):
@@ -184,19 +201,35 @@ def break_lines(label: str, num_letters: int) -> list[str]:
     return [line.rstrip() for line in lines if line]
 
 
-def metric_name(metric: str) -> MetricName:
-    """What a header calls the metric of a row; what follows its colon is left to notes."""
-    name = metric.partition(":")[0]
-    if name in METRICS:
-        return METRICS[name]
-    if name[:1] == "c" and name[1:] in METRICS:  # a mean over shifts
-        title, better = METRICS[name[1:]]
-        return MetricName(f"c{title}", better)
-    return MetricName(name, None)
+def divide(items: Sequence[T], most: int) -> list[Sequence[T]]:
+    """The items in groups of nearly equal size.
+
+    Args:
+        items: in their order.
+        most: the most items of a group.
+    """
+    num_groups = max(1, math.ceil(len(items) / most))
+    bounds = [round(n * len(items) / num_groups) for n in range(num_groups + 1)]
+    return [items[a:b] for a, b in pairwise(bounds)]
 
 
-def metric_order(metric: str) -> int:
-    """Sorts metrics as in `METRICS`, means over shifts like what they are means of."""
-    name, known = metric.partition(":")[0], list(METRICS)
-    name = name if name in METRICS else name[1:]
-    return known.index(name) if name in METRICS else len(known)
+def with_reference(items: Sequence[T], most: int = 8) -> list[list[T]]:
+    """Groups for one panel each: the first item, to compare with, and some of the others.
+
+    Args:
+        items: in their order.
+        most: the most items of a group.
+    """
+    if len(items) <= 1:
+        return [list(items)]
+    return [[items[0], *others] for others in divide(items[1:], most - 1)]
+
+
+def _words(value: Any) -> str:
+    """A JSON value without its brackets and quotes."""
+    if isinstance(value, Mapping):
+        entries = ((k, _words(v)) for k, v in value.items())
+        return ", ".join(v if k == "kind" else f"{k}: {v}" for k, v in entries)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_words, value))}]"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,154 +1,304 @@
-"""The page: tables, figures and how to repeat the runs, in one file that needs no other."""
+"""A report as files: tables as text, CSV, LaTeX and HTML, and one page that holds everything."""
 
 from __future__ import annotations
 
 import base64
-import html
+import csv
+import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import resources
-from string import Template
-from typing import Any
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from density_softmax.report.names import method_name, setting_name, variant_of_data
-from density_softmax.report.rendering import as_html
-from density_softmax.report.runs import LeftOut, Run, Runs
-from density_softmax.report.style import Picture
-from density_softmax.report.tables import HOW_TO_READ, Table
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
 
-__all__ = ["render_page"]
+from density_softmax.config import to_dict
+from density_softmax.errors import UserError
+from density_softmax.files import write_text
+from density_softmax.report.frame import (
+    LeftOut,
+    Runs,
+    frame_of,
+    line_of,
+    settings_of,
+    sort_runs,
+)
+from density_softmax.report.names import break_lines, method_name, readable
+from density_softmax.report.paper import paper_penalties, paper_results
+from density_softmax.report.tables import (
+    HOW_TO_READ,
+    Cell,
+    Column,
+    Table,
+    build_penalty_tables,
+    build_tables,
+    fold,
+)
+from density_softmax.runs.rows import write_rows
+from density_softmax.runs.run import Run, find_runs
+from density_softmax.types import Row
 
-TITLE = "Density-Softmax report"
+if TYPE_CHECKING:
+    from density_softmax.report.figures import Picture
+
+# As many columns as fit beside a method's name in a terminal of about 120 letters.
+TERMINAL_COLUMNS = 8
 # Figures are shown larger than printed, in CSS pixels per inch.
 PIXELS_PER_INCH = 165
+MISSING = "–"
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "−": "$-$",
+    "λ": r"$\lambda$",
+    "→": r"$\to$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+}
+
+
+def write_report(runs: Sequence[Path], out: Path, *, progress: bool = False) -> Path:
+    """Report on the runs at or below the given paths; returns the page's path.
+
+    Writes index.html, rows.csv, tables/ (`results.txt` with the numbers to look at first, and
+    each table as CSV, LaTeX and text) and figures/ (SVG, PDF and PNG).
+
+    Args:
+        runs: run directories, or folders that hold some.
+        out: a folder, which may hold an older report.
+        progress: whether to show a bar while figures are drawn.
+    """
+    from density_softmax.report.figures import write_figures
+
+    if (out / "recipe.json").exists():
+        raise UserError(
+            f"{out}: is a run, whose files a report would replace; choose another --out"
+        )
+    found = sort_runs(find_runs(runs))
+    tables = build_tables(frame_of(found.finished), paper_results())
+    tables += build_penalty_tables(found.finished, paper_penalties())
+    write_rows(out / "rows.csv", [row for run in found.finished for row in run.rows()])
+    _write_tables(tables, found.left_out, out / "tables")
+    figures = write_figures(found.finished, out / "figures", progress=progress)
+    page = out / "index.html"
+    write_text(page, render_page(found, tables, figures))
+    return page
+
+
+def results_text(out: Path) -> str:
+    """The tables to look at first, of a report that was written.
+
+    Args:
+        out: its folder.
+    """
+    return (out / "tables" / "results.txt").read_text(encoding="utf-8")
+
+
+def run_summary(rows: Sequence[Row]) -> RichTable:
+    """The rows of one run for a terminal; of shifted sets only the means.
+
+    Args:
+        rows: of one run.
+    """
+    table = RichTable("split", "metric", box=box.SIMPLE_HEAD)
+    table.add_column("value", justify="right")
+    shown = [row for row in rows if "/" not in row.split]
+    for row, following in zip(shown, [*shown[1:], None], strict=True):
+        last = following is None or following.split != row.split
+        value = f"{row.value:{',.0f' if row.value.is_integer() else ',.4g'}}"
+        names = (Text(readable(name)) for name in (row.split, row.metric))
+        table.add_row(*names, value, end_section=last)
+    return table
+
+
+def as_rich(table: Table, *, narrow: bool = False) -> RichTable:
+    """For a terminal. The best are starred as well as bold: a log file has no bold.
+
+    Args:
+        table: the results.
+        narrow: whether deviations stand below their means.
+    """
+    rich = RichTable(box=box.SIMPLE_HEAD, title_style="bold", caption_style="dim")
+    rich.title = Text(table.title)
+    rich.caption = Text(_caption(table).replace("Bold:", "Bold, *:"), justify="left")
+    rich.add_column("Method", overflow="fold")
+    rich.add_column("Seeds", overflow="fold", justify="right")
+    for column in table.columns:
+        note = break_lines(column.note, 11 if narrow else 32)
+        rich.add_column(Text("\n".join([column.title, *note])), overflow="fold", justify="right")
+    for line in table.lines:
+        name = Text("\n".join(break_lines(line.name, 20 if narrow else 32)))
+        cells = zip(line.cells, table.columns, strict=True)
+        shown = (_rich_cell(cell, column, "\n" if narrow else " ") for cell, column in cells)
+        rich.add_row(name, str(line.num_seeds), *shown)
+    return rich
+
+
+def as_text(table: Table, *, narrow: bool = False) -> str:
+    """As in a terminal that is wide enough, but without styles.
+
+    Args:
+        table: the results.
+        narrow: whether deviations stand below their means.
+    """
+    stream = io.StringIO()
+    Console(file=stream, width=10_000, color_system=None).print(as_rich(table, narrow=narrow))
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def as_csv(table: Table) -> str:
+    """All digits; the deviation of each column in a column of its own.
+
+    Args:
+        table: the results.
+    """
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    names = [" ".join(filter(None, (column.title, column.note))) for column in table.columns]
+    writer.writerow(["Method", "Seeds", *(part for n in names for part in (n, f"{n} std"))])
+    for line in table.lines:
+        cells = [(cell.mean, cell.std) if cell else (None, None) for cell in line.cells]
+        numbers = ("" if value is None else repr(value) for cell in cells for value in cell)
+        writer.writerow([line.name, line.num_seeds, *numbers])
+    return stream.getvalue()
+
+
+def as_latex(table: Table) -> str:
+    """A booktabs `tabular` for LaTeX's input command.
+
+    Args:
+        table: the results.
+    """
+    heads = [["Method", "Seeds", *(_latex(column.title) for column in table.columns)]]
+    if any(column.note for column in table.columns):
+        heads.append(["", "", *(_latex(column.note) for column in table.columns)])
+    body = [
+        [_latex(line.name), str(line.num_seeds), *map(_latex_cell, line.cells, table.columns)]
+        for line in table.lines
+    ]
+    head, lines = ([" & ".join(row) + r" \\" for row in rows] for rows in (heads, body))
+    comments = f"% {table.title}\n% {_caption(table)}\n% Needs \\usepackage{{booktabs}}."
+    begin = f"\\begin{{tabular}}{{lr{'r' * len(table.columns)}}}\n\\toprule"
+    end = "\\bottomrule\n\\end{tabular}\n"
+    return "\n".join([comments, begin, *head, "\\midrule", *lines, end])
+
+
+def as_html(table: Table) -> str:
+    """A table that the page's script sorts by any column.
+
+    Args:
+        table: the results.
+    """
+    return _render("table.html.j2", table=table)
 
 
 def render_page(
     runs: Runs, tables: Sequence[Table], figures: Mapping[str, Sequence[Picture]]
 ) -> str:
-    """The whole page as HTML: the tables, a section for each kind of figure, and how it was run."""
-    sections = {
-        "Results": _tables(tables),
-        **{title: _gallery(pictures) for title, pictures in figures.items()},
-        "How it was run": _provenance(runs.finished),
+    """The whole page as HTML: the tables, a section for each kind of figure, and how it was run.
+
+    Args:
+        runs: those reported on, and those left out.
+        tables: in their order.
+        figures: by the title of their section.
+    """
+    finished = runs.finished
+    titles = [*(["Results"] if tables else []), *figures, *(["How it was run"] if finished else [])]
+    return _render(
+        "page.html.j2",
+        sections=titles,
+        num_runs=len(finished),
+        num_seeds=len({run.seed for run in finished}),
+        methods=list(dict.fromkeys(method_name(run.kind) for run in finished)),
+        recipes=list(dict.fromkeys(run.recipe.name for run in finished)),
+        left_out=[(each.run, line_of(each.run).label, each.reason) for each in runs.left_out],
+        how_to_read=HOW_TO_READ,
+        tables=tables,
+        figures=figures,
+        commands=[shlex.join(run.command()) for run in finished],
+        environments=_environments(finished),
+        settings=_recipes(finished),
+    )
+
+
+def _write_tables(tables: Sequence[Table], left_out: Sequence[LeftOut], folder: Path) -> None:
+    for table in tables:
+        for ending, render in (("csv", as_csv), ("tex", as_latex), ("txt", as_text)):
+            write_text(folder / f"{table.name}.{ending}", render(table))
+    shown = [table for table in tables if table.role in ("results", "penalty")]
+    pieces = [piece for table in shown for piece in fold(table, TERMINAL_COLUMNS)]
+    results = [as_text(piece, narrow=True) for piece in pieces]
+    missing = [f"not shown: {each.run.path}: {each.reason}\n" for each in left_out]
+    write_text(folder / "results.txt", "\n".join([*results, *missing]))
+
+
+def _render(name: str, **values: Any) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader(__name__.rpartition(".")[0], "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {
+        "texts": _texts,
+        "pixels_per_inch": PIXELS_PER_INCH,
+        "base64": lambda content: base64.b64encode(content).decode("ascii"),
     }
-    sections = {title: content for title, content in sections.items() if content}
-    return Template(_asset("page.html")).substitute(
-        title=TITLE,
-        style=_asset("page.css"),
-        script=_asset("page.js"),
-        lead=_lead(runs) + _navigation(sections) + _left_out(runs.left_out),
-        body="\n".join(_section(title, content) for title, content in sections.items()),
-    )
+    return environment.get_template(name).render(values).strip() + "\n"
 
 
-def _asset(name: str) -> str:
-    return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
+def _caption(table: Table) -> str:
+    return f"{HOW_TO_READ} {table.remark}".strip()
 
 
-def _lead(runs: Runs) -> str:
-    methods = list(dict.fromkeys(method_name(run.method) for run in runs.finished))
-    seeds = {run.seed for run in runs.finished}
-    recipes = list(dict.fromkeys(run.key[0] for run in runs.finished))
-    if not methods:
-        return "<p>No finished run.</p>"
-    return (
-        f"<p>{_count(len(runs.finished), 'run')} of {html.escape(', '.join(methods))} "
-        f"with {_count(len(seeds), 'seed')}, recipe {html.escape(', '.join(recipes))}. "
-        "Every figure is a row of rows.csv or follows from the predictions of a run. Beside this "
-        "page lie tables/ (CSV, LaTeX, text) and figures/ (SVG, PDF, PNG).</p>"
-    )
+def _texts(cell: Cell, column: Column) -> tuple[str, str]:
+    """Mean and deviation as printed, the latter perhaps empty."""
+    form = f",.{column.decimals}f"
+    if column.better != "higher" and 0 < abs(cell.mean) < 0.5 * 10**-column.decimals:
+        form = ".1e"  # far smaller than the others of its column, but not 0
+    return f"{cell.mean:{form}}", "" if cell.std is None else f"{cell.std:{form}}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _rich_cell(cell: Cell | None, column: Column, gap: str) -> Text:
+    if cell is None:
+        return Text(MISSING)
+    mean, std = _texts(cell, column)
+    mean = f"*{mean}" if cell.best else mean
+    return Text(f"{mean}{gap}±{std}" if std else mean, style="bold" if cell.best else "")
 
 
-def _navigation(titles: Iterable[str]) -> str:
-    links = (f'<a href="#{_anchor(title)}">{title}</a>' for title in titles)
-    return f"\n<nav>{''.join(links)}</nav>"
+def _latex(words: str) -> str:
+    return "".join(LATEX.get(sign, sign) for sign in words)
 
 
-def _left_out(left_out: Sequence[LeftOut]) -> str:
-    """The runs that are not in the tables, said before the tables."""
-    if not left_out:
-        return ""
-    lines = "\n".join(
-        f"<li>{html.escape(f'{each.run.path} ({each.run.label}, seed {each.run.seed})')}: "
-        f"{html.escape(each.reason)}</li>"
-        for each in left_out
-    )
-    return f'\n<div class="note"><b>Not shown:</b>\n<ul>\n{lines}\n</ul></div>'
+def _latex_cell(cell: Cell | None, column: Column) -> str:
+    if cell is None:
+        return "--"
+    mean, std = (text.replace(",", "{,}") for text in _texts(cell, column))
+    mean = f"\\mathbf{{{mean}}}" if cell.best else mean
+    return f"${mean} \\pm {std}$" if std else f"${mean}$"
 
 
-def _anchor(title: str) -> str:
-    return title.lower().replace(" ", "-")
-
-
-def _section(title: str, content: str) -> str:
-    return f'<section id="{_anchor(title)}">\n<h2>{title}</h2>\n{content}\n</section>'
-
-
-def _tables(tables: Sequence[Table]) -> str:
-    """All tables; those with a column for each shift are wide and stay closed."""
-    shown = [as_html(table) for table in tables if table.role != "each shift"]
-    wide = [table for table in tables if table.role == "each shift"]
-    closed = [_details(table.title, as_html(table)) for table in wide]
-    reading = f"<p>{html.escape(HOW_TO_READ)} ↑ higher is better, ↓ lower is better.</p>"
-    return "\n".join([reading, *shown, *closed]) if tables else ""
-
-
-def _details(summary: str, content: str) -> str:
-    return f"<details><summary>{html.escape(summary)}</summary>\n{content}\n</details>"
-
-
-def _gallery(pictures: Sequence[Picture]) -> str:
-    figures = "\n".join(map(_figure, pictures))
-    return f'<div class="gallery">\n{figures}\n</div>' if pictures else ""
-
-
-def _figure(picture: Picture) -> str:
-    source = f"data:image/webp;base64,{base64.b64encode(picture.preview).decode('ascii')}"
-    width, title = round(picture.width * PIXELS_PER_INCH), html.escape(picture.title)
-    return (
-        f'<figure style="width: {width}px">\n<img alt="{title}" src="{source}">\n'
-        f"<figcaption><b>{title}.</b> {html.escape(picture.caption)}</figcaption>\n</figure>"
-    )
-
-
-def _provenance(runs: Sequence[Run]) -> str:
-    """Commands, machines and complete recipes."""
-    if not runs:
-        return ""
-    commands = html.escape("\n".join(run.command for run in runs))
-    return "\n".join(
-        [
-            f"<h3>Commands</h3>\n<pre>{commands}</pre>",
-            "<h3>Environment and hardware</h3>",
-            *(_environment(*each) for each in _same(runs, lambda run: run.directory.environment())),
-            "<h3>Recipes</h3>",
-            *(_recipe(*each) for each in _same(runs, lambda run: dict(run.recipe))),
-        ]
-    )
-
-
-def _same(
-    runs: Sequence[Run], get: Callable[[Run], dict[str, Any]]
-) -> list[tuple[dict[str, Any], list[Run]]]:
-    """What the runs have, each value once, with the runs that have it."""
-    groups: dict[str, list[Run]] = {}
+def _environments(runs: Sequence[Run]) -> list[list[tuple[str, str]]]:
+    """Every environment once, with the number of its runs, as pairs of name and value."""
+    found: dict[str, int] = {}
     for run in runs:
-        groups.setdefault(json.dumps(get(run)), []).append(run)
-    return [(json.loads(value), members) for value, members in groups.items()]
-
-
-def _environment(environment: Mapping[str, Any], runs: Sequence[Run]) -> str:
-    lines = [("runs", str(len(runs))), *_flat(environment)]
-    cells = "\n".join(
-        f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>'
-        for name, value in lines
-    )
-    return f'<div class="scroll"><table class="plain"><tbody>\n{cells}\n</tbody></table></div>'
+        text = json.dumps(run.environment())
+        found[text] = found.get(text, 0) + 1
+    return [[("runs", str(number)), *_flat(json.loads(text))] for text, number in found.items()]
 
 
 def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -161,8 +311,12 @@ def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, str(value)
 
 
-def _recipe(recipe: Mapping[str, Any], runs: Sequence[Run]) -> str:
-    setting = setting_name(runs[0].key[0], variant_of_data(runs[0].variant))
-    seeds = ", ".join(str(run.seed) for run in runs)
-    content = f"<pre>{html.escape(json.dumps(recipe, indent=2))}</pre>"
-    return _details(f"{setting}: {runs[0].label}; seeds {seeds}", content)
+def _recipes(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Every recipe once, as a line that says whose it is, and as JSON."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for setting in settings_of(runs):
+        for run in setting.runs:
+            text = json.dumps(to_dict(run.recipe), indent=2)
+            head = f"{setting.name}: {line_of(run).label}; seeds "
+            found.setdefault(text, (head, []))[1].append(str(run.seed))
+    return [(head + ", ".join(seeds), text) for text, (head, seeds) in found.items()]

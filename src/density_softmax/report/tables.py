@@ -1,49 +1,38 @@
-"""Tables from rows: a line per method and variant, mean ± standard deviation over seeds."""
+"""Tables of results: a line per method and variant, mean ± standard deviation over seeds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal
 
 from density_softmax.metrics import paired_t_test
-from density_softmax.report.names import (
-    Better,
-    file_stem,
-    metric_name,
-    setting_name,
-    variant_of_data,
-)
-from density_softmax.report.paper import REMARK as PAPER
-from density_softmax.report.paper import paper_shifts
-from density_softmax.report.samples import (
+from density_softmax.report.frame import (
     Key,
-    Samples,
-    deviation,
-    mean,
-    samples_by_line,
+    Line,
+    Penalty,
+    Setting,
+    Shifts,
+    Spread,
+    find_keys,
+    find_shifts,
+    frame_of,
+    over_seeds,
+    penalties,
+    roles_of,
+    settings_of,
     with_shared_means,
-    with_totals,
 )
-from density_softmax.report.sections import Section, find_keys, find_sections
-from density_softmax.report.splits import Shifts, find_shifts
-from density_softmax.report.wrapping import divide
-from density_softmax.types import Row
+from density_softmax.report.names import Better, divide, file_stem, metric_name, readable
+from density_softmax.report.paper import REMARK as PAPER
+from density_softmax.report.paper import Quotes, paper_shifts
+from density_softmax.runs.run import Run
 
-__all__ = [
-    "HOW_TO_READ",
-    "Cell",
-    "Column",
-    "Line",
-    "Quotes",
-    "Table",
-    "build_table",
-    "build_tables",
-    "fold",
-    "is_better",
-]
+if TYPE_CHECKING:
+    import pandas as pd
+
+Role = Literal["results", "penalty", "iid", "shift", "ood", "each shift", "cost", "training"]
 
 MIN_SEEDS = 3
 LEVEL = 0.05
@@ -51,9 +40,24 @@ HOW_TO_READ = (
     "Mean ± sample standard deviation over seeds. Bold: better than the second best "
     f"by a paired t-test over at least {MIN_SEEDS} seeds at {LEVEL:.0%}."
 )
+DETECTION = (
+    "AUROC, AUPR and FPR95: OOD is the positive class, the score that detects is named in the "
+    "header; AUPR depends on the ratio of the two sets."
+)
+LATENCY = "Latency relative to ERM with the same encoder, measured in turn with it."
+PENALTY = (
+    "λ is the weight of the gradient penalty (Eq. 4); without Eq. 6 the head is not trained "
+    "again on scaled logits."
+)
+TOTAL = ("cost", "train_seconds")
 
-# What was published elsewhere, by line and by split and metric.
-Quotes = Mapping[str, Mapping[Key, float]]
+# The numbers to look at first, by role of the split.
+HEADLINE = {
+    "iid": ("nll", "accuracy", "ece"),
+    "shift": ("nll", "accuracy", "ece", "cnll", "caccuracy", "cece"),
+    "ood": ("auroc:confidence", "auroc:epistemic", "aupr:confidence", "aupr:epistemic"),
+    "cost": ("params", "latency_ratio:1"),
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Column:
         key: the split and metric of its rows.
         better: which direction is an improvement; None where neither is.
         decimals: how many to print, the same in all lines.
-        quoted: whether its figures are not ours.
+        quoted: whether its numbers are the paper's, not ours.
     """
 
     title: str
@@ -87,7 +91,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """A method and variant, and its cell in each column; None where it has no rows."""
 
     name: str
@@ -97,7 +101,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """Comparable figures, ready to be rendered.
+    """Comparable results, ready to be rendered.
 
     Attributes:
         name: a file name without ending.
@@ -105,114 +109,232 @@ class Table:
         remark: what must be known beside `HOW_TO_READ`.
         columns: the header.
         lines: the methods.
-        role: what kind of table it is; `results` has the figures to look at first.
+        role: what kind of table it is; `results` has the numbers to look at first.
     """
 
     name: str
     title: str
     remark: str
     columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[TableLine, ...]
     role: str
 
 
-def build_tables(rows: Sequence[Row], quotes: Mapping[str, Quotes] | None = None) -> list[Table]:
-    """All tables of the rows: for each recipe and data the results at a glance, then each role.
+@dataclass(frozen=True)
+class _Section:
+    """Which columns a table has: by split and metric, a note for the header."""
+
+    role: Role
+    name: str
+    title: str
+    columns: dict[Key, str]
+    remark: str = ""
+
+
+def build_tables(frame: pd.DataFrame, quotes: Mapping[str, Quotes] | None = None) -> list[Table]:
+    """For each recipe and data the results at a glance, then a table for each role and set.
 
     Args:
-        rows: of any runs.
+        frame: results of any runs, see `frame_of`.
         quotes: by recipe, what its paper reports with its own data: shown beside the results.
     """
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in with_totals(rows):
-        groups.setdefault((row.recipe, variant_of_data(row.variant)), []).append(row)
     tables = []
-    for (recipe, data), members in groups.items():
-        shifts, members = find_shifts(members), with_shared_means(members)
-        samples, quoted = samples_by_line(members), {} if data else (quotes or {}).get(recipe, {})
-        for section in find_sections(find_keys(members)):
+    for setting, part in frame.groupby("setting", sort=False):
+        quoted = (quotes or {}).get(setting, {})  # none if the data are not those of the recipe
+        shifts, part = find_shifts(part), with_shared_means(part)
+        for section in _sections(find_keys(part)):
             beside = quoted if section.role == "results" else {}
-            tables.append(build_table(section, setting_name(recipe, data), samples, beside, shifts))
+            tables.append(_table(section, setting, part, shifts, beside))
     return tables
 
 
-def build_table(
-    section: Section,
-    setting: str,
-    lines: Mapping[str, Mapping[Key, Samples]],
-    quotes: Quotes | None = None,
-    shifts: Mapping[str, Shifts] | None = None,
-) -> Table:
-    """The table of a section; what is quoted stands in columns beside ours.
+def build_penalty_tables(
+    runs: Sequence[Run], quotes: Mapping[str, Quotes] | None = None
+) -> list[Table]:
+    """For each recipe, data and method whose runs differ in λ or in the head, a table.
 
     Args:
-        section: its columns and what it says about them.
-        setting: the recipe and data that it is about.
-        lines: the figures, means over shifts being of what all runs have.
-        quotes: what was published, means over shifts being of `paper_shifts`.
-        shifts: what of each shifted set all runs have, and what only some have.
+        runs: any runs.
+        quotes: by recipe, what its paper reports by λ: shown beside ours.
     """
-    shifts = shifts or {}
+    return [
+        _penalty_table(setting, line, variants, quotes or {})
+        for setting in settings_of(runs)
+        for line, variants in penalties(setting.runs, heads=True).items()
+        if len(variants) > 1
+    ]
+
+
+def fold(table: Table, most_columns: int) -> list[Table]:
+    """The table in pieces that fit a terminal; quotes stay beside ours.
+
+    Args:
+        table: of any width.
+        most_columns: of a piece.
+    """
+    units: list[list[int]] = []
+    for number, column in enumerate(table.columns):
+        units = [*units[:-1], [*units[-1], number]] if column.quoted else [*units, [number]]
+    pieces = divide(units, max(1, most_columns // max(map(len, units))))
+    return [
+        replace(
+            _piece(table, [number for unit in piece for number in unit]),
+            title=f"{table.title} ({n} of {len(pieces)})" if pieces[1:] else table.title,
+        )
+        for n, piece in enumerate(pieces, 1)
+    ]
+
+
+def is_better(a: Sequence[float], b: Sequence[float], better: Better) -> bool:
+    """Whether a is better than b by a paired t-test.
+
+    Args:
+        a: a value for each seed.
+        b: those of the same seeds.
+        better: which direction is an improvement.
+    """
+    if len(a) < MIN_SEEDS or not all(map(math.isfinite, [*a, *b])):
+        return False
+    gain = sum(a) - sum(b)
+    return (gain > 0 if better == "higher" else gain < 0) and paired_t_test(a, b) < LEVEL
+
+
+def _penalty_table(
+    setting: Setting,
+    line: Line,
+    variants: Mapping[Penalty, Sequence[Run]],
+    quotes: Mapping[str, Quotes],
+) -> Table:
+    runs = [run for each in variants.values() for run in each]
+    names = [penalty.name for penalty, each in variants.items() for _ in each]
+    frame = frame_of(runs)
+    frame = frame.assign(line=frame["run"].map(dict(enumerate(names))))
+    # Both `penalty=none` and a weight of 0 are λ = 0.
+    frame = frame.drop_duplicates(["line", "seed", "split", "metric"], keep="last")
+    shifts, frame = find_shifts(frame), with_shared_means(frame)
+    columns = _headline(find_keys(frame), ("iid", "shift"))
+    title = f"{line.label} by the weight λ of its penalty"
+    name = file_stem("penalty", *line.words[1:])
+    section = _Section("penalty", name, title, columns, PENALTY)
+    quoted = {} if line.changes else quotes.get(setting.name, {})
+    return _table(section, setting.name, frame, shifts, quoted)
+
+
+def _sections(keys: Sequence[Key]) -> Iterator[_Section]:
+    """The headline, then a section for each role and set; every column is in one of these."""
+    of_split = roles_of(keys)
+    roles: dict[Role, dict[Key, str]] = {}
+    for key in keys:
+        training = key[0] == "cost" and key[1].startswith(("train_seconds", "peak_memory"))
+        roles.setdefault("training" if training else of_split[key[0]], {})[key] = _note(key)
+    if columns := _headline(keys, tuple(HEADLINE)):
+        detects = any(metric.startswith(("auroc:", "aupr:")) for _, metric in columns)
+        yield _Section("results", "results", "results", columns, DETECTION if detects else "")
+    if "iid" in roles:
+        yield _Section("iid", "iid", "in-domain test set", roles["iid"])
+    for name, columns in _by_set(roles.get("shift", {})):
+        means = any(metric == "cnll" for _, metric in columns)
+        title = f"mean over the shifts of {name}" if means else f"shifted set {name}"
+        yield _Section("shift", f"shift-{name}", title, columns)
+    for name, columns in _by_set(roles.get("ood", {})):
+        title = f"detection of {name} as out-of-distribution (OOD)"
+        yield _Section("ood", f"ood-{name}", title, columns, DETECTION)
+    yield from _each_shift(roles.get("each shift", {}))
+    if "cost" in roles:
+        total = {TOTAL: _note(TOTAL)} if TOTAL in roles.get("training", {}) else {}
+        title = "cost of prediction and of training" if total else "cost of prediction"
+        yield _Section("cost", "cost", title, roles["cost"] | total, LATENCY)
+    if "training" in roles:
+        yield _Section("training", "training", "cost of training by stage", roles["training"])
+
+
+def _headline(keys: Sequence[Key], wanted: Sequence[str]) -> dict[Key, str]:
+    """The columns to look at first of these roles; sets other than the in-domain one are named."""
+    roles, columns = roles_of(keys), {}
+    for role in wanted:
+        for key in keys:
+            if roles[key[0]] == role and key[1] in HEADLINE[role]:
+                name = key[0] if role in ("shift", "ood") else ""
+                columns[key] = ", ".join(filter(None, (name, _note(key))))
+    return columns
+
+
+def _by_set(columns: Mapping[Key, str]) -> list[tuple[str, dict[Key, str]]]:
+    names = dict.fromkeys(split for split, _ in columns)
+    return [(name, {k: note for k, note in columns.items() if k[0] == name}) for name in names]
+
+
+def _each_shift(keys: Mapping[Key, str]) -> Iterator[_Section]:
+    """Splits `<set>/<type>/<severity>`: a section for each set and metric."""
+    groups: dict[Key, dict[Key, str]] = {}
+    for split, metric in keys:
+        data, _, shift = split.partition("/")
+        groups.setdefault((data, metric), {})[split, metric] = shift.replace("/", " ")
+    for (data, metric), columns in groups.items():
+        title = f"{metric_name(metric).title} on each shift of {data}"
+        yield _Section("each shift", f"shift-{data}-{metric}", title, columns)
+
+
+def _note(key: Key) -> str:
+    """What follows the colon of a metric, in words."""
+    metric, _, detail = key[1].partition(":")
+    if metric == "latency_ratio":
+        return f"batch {detail}, ERM = 1"
+    if metric == "latency_spread":
+        return f"batch {detail}, between quartiles"
+    if metric == "train_seconds" and not detail:
+        return "all stages"
+    return f"by {detail}" if metric in ("auroc", "aupr", "fpr95") else detail
+
+
+def _table(
+    section: _Section,
+    setting: str,
+    frame: pd.DataFrame,
+    shifts: Mapping[str, Shifts],
+    quotes: Quotes,
+) -> Table:
+    """The table of a section, means being of shared shifts; quotes stand beside ours."""
+    lines = list(dict.fromkeys(frame["line"]))
+    wanted = [key in section.columns for key in zip(frame["split"], frame["metric"], strict=True)]
+    frame = frame[wanted]
+    groups = dict(list(frame.groupby(["split", "metric"], sort=False)))
     columns: list[Column] = []
     cells: list[list[Cell | None]] = []
     for key, note in section.columns.items():
-        values = [samples.get(key, {}) for samples in lines.values()]
-        columns.append(_column(section, key, note, values))
-        cells.append(_cells(values, columns[-1].better))
+        spreads = over_seeds(groups[key], "line")
+        columns.append(_column(section, key, note, spreads))
+        best = _best(groups[key], spreads, columns[-1].better)
+        cells.append([Cell(*spreads[n], n == best) if n in spreads else None for n in lines])
         alike = key[0] not in shifts or set(shifts[key[0]].shared) == paper_shifts(key[0])
-        quoted = [(quotes or {}).get(name, {}).get(key) if alike else None for name in lines]
+        quoted = [quotes.get(name, {}).get(key) if alike else None for name in lines]
         if any(value is not None for value in quoted):
             columns.append(_quoted(columns[-1]))
             cells.append([None if value is None else Cell(value, None) for value in quoted])
-    seeds = [
-        {seed for key in section.columns for seed in line.get(key, ())} for line in lines.values()
-    ]
+    seeds = frame.groupby("line")["seed"].nunique().to_dict()
     remark = [section.remark, *_left_out(section, shifts)]
     remark += [PAPER] if any(column.quoted for column in columns) else []
     return Table(
         name=file_stem(setting, section.name),
-        title=f"{setting}: {section.title}",
-        remark=" ".join(filter(None, remark)),
+        title=readable(f"{setting}: {section.title}"),
+        remark=readable(" ".join(filter(None, remark))),
         columns=tuple(columns),
-        lines=tuple(map(Line, lines, map(len, seeds), zip(*cells, strict=True))),
+        lines=tuple(
+            TableLine(name, seeds.get(name, 0), each)
+            for name, each in zip(lines, zip(*cells, strict=True), strict=True)
+        ),
         role=section.role,
     )
 
 
-def fold(table: Table, most_columns: int) -> list[Table]:
-    """The table in parts of at most so many columns, for a terminal; quotes stay beside ours."""
-    units: list[list[int]] = []
-    for number, column in enumerate(table.columns):
-        units = [*units[:-1], [*units[-1], number]] if column.quoted else [*units, [number]]
-    parts = divide(units, max(1, most_columns // max(map(len, units))))
-    return [
-        replace(
-            _part(table, [number for unit in part for number in unit]),
-            title=f"{table.title} ({n} of {len(parts)})" if parts[1:] else table.title,
-        )
-        for n, part in enumerate(parts, 1)
-    ]
-
-
-def _part(table: Table, chosen: Sequence[int]) -> Table:
+def _piece(table: Table, chosen: Sequence[int]) -> Table:
     columns = tuple(table.columns[number] for number in chosen)
     cells = [tuple(line.cells[number] for number in chosen) for line in table.lines]
     lines = (replace(line, cells=each) for line, each in zip(table.lines, cells, strict=True))
     return replace(table, columns=columns, lines=tuple(lines))
 
 
-def is_better(a: Samples, b: Samples, better: Better) -> bool:
-    """Whether a is better than b by a paired t-test over the seeds that both have."""
-    seeds = sorted(a.keys() & b.keys())
-    left, right = np.array([a[s] for s in seeds]), np.array([b[s] for s in seeds])
-    if len(seeds) < MIN_SEEDS or not np.isfinite([left, right]).all():
-        return False
-    gain = float((left - right).mean())
-    improves = gain > 0 if better == "higher" else gain < 0
-    return improves and paired_t_test(left.tolist(), right.tolist()) < LEVEL
-
-
-def _left_out(section: Section, shifts: Mapping[str, Shifts]) -> list[str]:
+def _left_out(section: _Section, shifts: Mapping[str, Shifts]) -> list[str]:
     """What means over shifts leave out, so that those of all lines are of the same."""
     headline = section.role in ("results", "penalty")
     splits = {split for split, _ in section.columns}
@@ -224,13 +346,13 @@ def _left_out(section: Section, shifts: Mapping[str, Shifts]) -> list[str]:
     ]
 
 
-def _column(section: Section, key: Key, note: str, samples: Sequence[Samples]) -> Column:
+def _column(section: _Section, key: Key, note: str, spreads: Mapping[str, Spread]) -> Column:
     title, better = metric_name(key[1])
     if key[1] == "confidence" and section.role == "ood":
         better = "lower"  # to be confident about what is out of distribution is wrong
     arrow = {"higher": " ↑", "lower": " ↓", None: ""}[better]
-    decimals = _decimals([mean(line) for line in samples if line])
-    return Column(title + arrow, note, key, better, decimals)
+    decimals = _decimals([spread.mean for spread in spreads.values()])
+    return Column(title + arrow, readable(note), key, better, decimals)
 
 
 def _quoted(ours: Column) -> Column:
@@ -251,21 +373,13 @@ def _decimals(means: Sequence[float]) -> int:
     return next((d for d, limit in ((3, 10), (2, 100), (1, 1000)) if largest < limit), 0)
 
 
-def _cells(samples: Sequence[Samples], better: Better | None) -> list[Cell | None]:
-    """A column: the cell of each line."""
-    best = _best(samples, better)
-    return [_cell(line, number == best) if line else None for number, line in enumerate(samples)]
-
-
-def _best(samples: Sequence[Samples], better: Better | None) -> int | None:
-    """The line that is better than the second best, if the test says so."""
-    means = {number: mean(line) for number, line in enumerate(samples) if line}
-    finite = [number for number, value in means.items() if math.isfinite(value)]
+def _best(column: pd.DataFrame, spreads: Mapping[str, Spread], better: Better | None) -> str | None:
+    """The line that is better than the second best, if the test over common seeds says so."""
+    finite = [name for name, spread in spreads.items() if math.isfinite(spread.mean)]
     if better is None or len(finite) < 2:
         return None
-    first, second, *_ = sorted(finite, key=means.__getitem__, reverse=better == "higher")
-    return first if is_better(samples[first], samples[second], better) else None
-
-
-def _cell(samples: Samples, best: bool) -> Cell:
-    return Cell(mean(samples), deviation(samples), best)
+    first, second, *_ = sorted(
+        finite, key=lambda name: spreads[name].mean, reverse=better == "higher"
+    )
+    pairs = column.pivot_table("value", "seed", "line", aggfunc="last")[[first, second]].dropna()
+    return first if is_better(list(pairs[first]), list(pairs[second]), better) else None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,19 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from density_softmax.report.names import DENSITIES, file_stem
-from density_softmax.report.panels import panel_figure, tidy
-from density_softmax.report.runs import Run, by_setting, first_seeds, rows_of, seeds_of
-from density_softmax.report.splits import Splits, find_splits
-from density_softmax.report.style import DARK_BLUE, GREY, INK, LEVELS, Picture, save_figure
-
-__all__ = ["Group", "find_groups", "likelihood_figure", "log_densities", "write_likelihoods"]
+from density_softmax.report.figures import Drawing
+from density_softmax.report.frame import Setting, Splits, line_of, seeds_of
+from density_softmax.report.names import file_stem, readable
+from density_softmax.report.style import (
+    DARK_BLUE,
+    GREY,
+    INK,
+    LEVELS,
+    add_legend,
+    panel_figure,
+    tidy,
+)
+from density_softmax.runs.run import Run
 
 Array = npt.NDArray[np.float64]
 # A name and the splits that it stands for, with how they are drawn.
@@ -39,19 +44,23 @@ CAPTION = (
 )
 
 
-def write_likelihoods(runs: Sequence[Run], folder: Path) -> list[Picture]:
-    """For each recipe and data the methods that have a density, by levels of each shift."""
-    pictures = []
-    for setting, members in by_setting(runs).items():
-        chosen = [run for run in first_seeds(members, "iid") if run.method in DENSITIES]
-        for name, groups in find_groups(find_splits(rows_of(members))).items() if chosen else ():
-            file = folder / file_stem(setting, "likelihood", name)
-            words = f"Log density, {name}: {setting}", f"{CAPTION} {seeds_of(chosen)}"
-            pictures.append(save_figure(likelihood_figure(chosen, groups), file, *words))
-    return pictures
+def draw(setting: Setting) -> Iterator[Drawing]:
+    """The methods that have a density, by levels of each shift.
+
+    Args:
+        setting: the runs to compare.
+    """
+    runs = [run for run in setting.predicted("iid") if run.recipe.method.log_density]
+    for name, groups in _find_groups(setting.splits).items() if runs else ():
+        yield Drawing(
+            _likelihood_figure(runs, groups),
+            file_stem(setting.name, "likelihood", name),
+            f"Log density, {name}: {setting.name}",
+            f"{CAPTION} {seeds_of(runs)}",
+        )
 
 
-def find_groups(splits: Splits) -> dict[str, list[Group]]:
+def _find_groups(splits: Splits) -> dict[str, list[Group]]:
     """What is drawn together: severities of a corrupted set, or else the sets that there are."""
     inside: list[Group] = [
         ("training", ["train"], {"color": GREY, "linestyle": (0, (1, 0.8))}),
@@ -68,39 +77,36 @@ def find_groups(splits: Splits) -> dict[str, list[Group]]:
     colors = [to_hex(LEVELS((n + 1) / (len(others) + 1))) for n in range(len(others))]
     looks = [{"color": color, "linestyle": (0, (4, 1.2))} for color in colors]
     if others:
-        far: list[Group] = [(n, [n], look) for n, look in zip(others, looks, strict=True)]
-        found["other sets"] = inside + far
+        far = zip(others, looks, strict=True)
+        found["other sets"] = inside + [(readable(name), [name], look) for name, look in far]
     return found
 
 
-def log_densities(run: Run, splits: Sequence[str]) -> Array:
+def _log_densities(run: Run, splits: Sequence[str]) -> Array:
     """Minus the epistemic uncertainty of every input of these splits that was predicted."""
-    found = [run.directory.epistemic(split) for split in splits if run.predicted(split)]
+    found = [run.epistemic(split) for split in splits if run.has_prediction(split)]
     return -np.concatenate([each.double().numpy() for each in found]) if found else np.empty(0)
 
 
-def likelihood_figure(runs: Sequence[Run], groups: Sequence[Group]) -> Figure:
+def _likelihood_figure(runs: Sequence[Run], groups: Sequence[Group]) -> Figure:
     """A panel for each run with a histogram for each group."""
     num_in_row = 2 if len(runs) in (1, 2, 4) else 4  # as few as the panels, on a column's width
     foot = 0.4 + 0.14 * math.ceil(len(groups) / num_in_row)
-    panels = panel_figure(
-        [run.label for run in runs], height=1.0, most_columns=3, gap=0.3, left=0.3, foot=foot
-    )
-    for number, (axes, run) in enumerate(zip(panels.axes, runs, strict=True)):
+    labels = [line_of(run).label for run in runs]
+    panels = panel_figure(labels, height=1.0, most_columns=3, gap=0.3, left=0.3, foot=foot)
+    for axes, run in zip(panels.axes, runs, strict=True):
         _draw(axes, run, groups)
-        axes.set_xlabel(DENSITIES[run.method], labelpad=1)
-        if panels.is_left(number):
-            axes.set_ylabel("density", labelpad=2)
-    handles = [Line2D([], [], color=INK, label=name) for name, _, _ in groups]
-    for handle, (_, _, look) in zip(handles, groups, strict=True):
-        handle.set(**look)
-    panels.figure.legend(handles=handles, loc="lower center", ncols=num_in_row, borderaxespad=0.1)
+        axes.set_xlabel(run.recipe.method.log_density, labelpad=1)
+    for axes in panels.left:
+        axes.set_ylabel("density", labelpad=2)
+    handles = [Line2D([], [], label=name, **{"color": INK, **look}) for name, _, look in groups]
+    add_legend(panels.figure, handles, num_in_row)
     return panels.figure
 
 
 def _draw(axes: Axes, run: Run, groups: Sequence[Group]) -> None:
-    values = [log_densities(run, splits) for _, splits, _ in groups]
-    low, high = _range(np.concatenate(values), log_densities(run, ["iid"]))
+    values = [_log_densities(run, splits) for _, splits, _ in groups]
+    low, high = _range(np.concatenate(values), _log_densities(run, ["iid"]))
     for each, (_, _, look) in zip(values, groups, strict=True):
         if len(each):
             heights, edges = np.histogram(np.clip(each, low, high), NUM_BINS, (low, high))
