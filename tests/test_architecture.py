@@ -14,7 +14,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # From the bottom up. A module may import from its own layer and from those below it.
 LAYERS = (
-    ("version", "errors", "lazy"),
+    ("errors", "lazy"),
     ("files", "config"),
     ("types", "serve"),
     ("training",),
@@ -44,7 +44,7 @@ def imported_parts(file: Path) -> set[str]:
             module = node.module.split(".")
             if module[0] == "density_softmax":
                 names = [module[1]] if module[1:] else [alias.name for alias in node.names]
-                found.update(names)
+                found.update(name for name in names if name != "__version__")
     return found
 
 

@@ -6,14 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from density_softmax.lazy import lazy_names
-from density_softmax.version import __version__ as __version__
+
+__version__ = "0.1.0"
 
 # The public names besides the methods. They are imported when first used, because torch takes
 # seconds to import and neither `--help` nor a deployed model needs it.
 if TYPE_CHECKING:
     from density_softmax.deploy.export import export as export
-    from density_softmax.engine import EngineConfig as EngineConfig
-    from density_softmax.engine import fit as fit
+    from density_softmax.engine.fit import fit as fit
+    from density_softmax.engine.runtime import EngineConfig as EngineConfig
     from density_softmax.estimator import DensitySoftmaxClassifier as DensitySoftmaxClassifier
     from density_softmax.methods import load as load
     from density_softmax.methods.density_softmax import DensitySoftmax as DensitySoftmax
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from density_softmax.posthoc import attach as attach
     from density_softmax.serve.predictor import Predictor as Predictor
     from density_softmax.types import Prediction as Prediction
-
 
 _HOMES, _find = lazy_names(__name__, __file__)
 

@@ -32,7 +32,7 @@ print(*sorted(foreign | own - SERVING))
 """
 SERVING = {
     f"density_softmax.{name}"
-    for name in ("version", "errors", "lazy", "serve", "serve.card", "serve.predictor")
+    for name in ("errors", "lazy", "serve", "serve.card", "serve.predictor")
 }
 
 

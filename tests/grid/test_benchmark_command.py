@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from small_grid import InlineEngine, changes_of
 
-from density_softmax.cli import benchmark as command
+from density_softmax.cli import experiments as command
 from density_softmax.cli import main
 
 METHODS = ["deterministic", "density_softmax"]

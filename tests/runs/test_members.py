@@ -103,9 +103,9 @@ def test_members_and_ensemble_have_the_same_data(
 ) -> None:
     seeds, load = [], Toy.load
     monkeypatch.setattr(Toy, "load", lambda self, seed: seeds.append(seed) or load(self, seed))
-    train_member(tmp_path, 1)
-    train(tmp_path)
-    Run.at(tmp_path / "members" / "0").load()
+    train_member(tmp_path / "run", 1)
+    train(tmp_path / "run")
+    Run.at(tmp_path / "run" / "members" / "0").load()
     assert set(seeds) == {SEED}
 
 
@@ -125,27 +125,29 @@ def test_an_ensemble_killed_at_any_step_resumes_to_the_same_weights(
 
 def test_finished_members_are_never_trained_again(whole: Path, tmp_path: Path) -> None:
     for number in (0, 2):
-        train_member(tmp_path, number)
+        train_member(tmp_path / "run", number)
     with steps() as taken:
-        train(tmp_path)  # not --resume: the ensemble itself begins here
+        train(tmp_path / "run")  # not --resume: the ensemble itself begins here
     assert taken == [EPOCHS * STEPS]
-    assert same(weights(tmp_path), weights(whole))
+    assert same(weights(tmp_path / "run"), weights(whole))
     with steps(0):
-        train(tmp_path, resume=True)
+        train(tmp_path / "run", resume=True)
 
 
 def test_a_member_trained_with_other_threads_on_another_machine_is_the_same(
     whole: Path, tmp_path: Path
 ) -> None:
-    train_member(tmp_path, 0, "engine.predict_batch_size=64", "engine.checkpoint_seconds=9.0")
-    train(tmp_path)
-    assert same(weights(tmp_path), weights(whole))
+    train_member(
+        tmp_path / "run", 0, "engine.predict_batch_size=64", "engine.checkpoint_seconds=9.0"
+    )
+    train(tmp_path / "run")
+    assert same(weights(tmp_path / "run"), weights(whole))
 
 
 def test_a_member_of_another_ensemble_is_refused(tmp_path: Path) -> None:
-    train_member(tmp_path, 0, "method.member.descent.epochs=1")
+    train_member(tmp_path / "run", 0, "method.member.descent.epochs=1")
     with pytest.raises(UserError, match=r"members/0: holds a run of another recipe"):
-        train(tmp_path)
+        train(tmp_path / "run")
 
 
 def test_ensembles_with_other_seeds_have_other_members(whole: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from density_softmax import __version__
 from density_softmax.cli.data import app as data_app
 from density_softmax.errors import UserError
-from density_softmax.version import __version__
 
 app = typer.Typer(
     name="density-softmax",

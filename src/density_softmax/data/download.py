@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from density_softmax import __version__
 from density_softmax.errors import DataError
-from density_softmax.version import __version__
 
 CHUNK = 2**20
 TIMEOUT = 30.0

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from density_softmax import __version__
 from density_softmax.data.loaders import as_source
 from density_softmax.deploy.graph import (
     Artifact,
@@ -36,7 +37,6 @@ from density_softmax.runs.run import Run
 from density_softmax.serve.card import Card, Normalisation, thresholds_of
 from density_softmax.serve.predictor import Answer
 from density_softmax.types import Source
-from density_softmax.version import __version__
 
 FORMATS: dict[str, Callable[[ExportedProgram], Artifact]] = {
     ".onnx": lambda program: OnnxArtifact(to_onnx(program)),

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import distributed
 
+from density_softmax import __version__
 from density_softmax.config import ConfigError, at_least, local
 from density_softmax.errors import UserError
-from density_softmax.version import __version__
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -14,12 +14,12 @@ from typing import IO, TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from density_softmax import __version__
 from density_softmax.config import plain
 from density_softmax.engine.checkpoints import Checkpoints, read_progress
 from density_softmax.files import StorageError, hash_tensor
 from density_softmax.methods.base import Method
 from density_softmax.training import Stage
-from density_softmax.version import __version__
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

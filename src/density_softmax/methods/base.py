@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from density_softmax import __version__
 from density_softmax.config import Family, Members, to_dict
 from density_softmax.errors import UserError
 from density_softmax.files import save_tensors
@@ -22,7 +23,6 @@ from density_softmax.nn.softmax.averaging import tile
 from density_softmax.nn.softmax.head import Head
 from density_softmax.training import Descent, Stage, Train
 from density_softmax.types import Batch, Prediction
-from density_softmax.version import __version__
 
 
 class Method(nn.Module, ABC):
