@@ -105,6 +105,24 @@ def test_files_are_short():
     assert not {file: n for file, n in sizes.items() if part_of(file) == "methods" and n > 200}
 
 
+def test_public_functions_list_their_arguments():
+    listed = {}
+    for file in FILES:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+                continue
+            command = any("command" in ast.unparse(each) for each in node.decorator_list)
+            if node.args.args + node.args.kwonlyargs and not command:
+                name = f"{file.relative_to(SOURCE)}:{node.name}"
+                listed[name] = "Args:" in (ast.get_docstring(node) or "")
+    silent = [name for name, lists in listed.items() if not lists]
+    assert len(silent) <= 0.2 * len(listed), silent
+
+
+def test_the_walk_stays_short():
+    assert len((SOURCE / "benchmark.py").read_text(encoding="utf-8").splitlines()) <= 150
+
+
 def test_no_module_is_named_after_nothing():
     names = {file.stem for file in FILES} | {folder.name for folder in SOURCE.rglob("*/")}
     assert not names & {"utils", "helpers", "common", "core", "manager", "misc"}

@@ -171,9 +171,13 @@ def attach_with_head(model, head):
 @pytest.mark.parametrize(
     ("after", "head", "difference"),
     [
-        (nn.Identity(), "middle", "its outputs rank the classes differently"),
-        (Negated(), "fc", "its outputs rank the classes differently"),
-        (nn.Sequential(Negated(), Output()), "fc", "its outputs rank the classes differently"),
+        (nn.Identity(), "middle", "its outputs rank the classes differently from the model's"),
+        (Negated(), "fc", "its outputs rank the classes differently from the model's"),
+        (
+            nn.Sequential(Negated(), Output()),
+            "fc",
+            "its outputs rank the classes differently from the model's",
+        ),
         (nn.Identity(), "hidden.0", r"that gives shape \(1, 16\), the model \(1, 3\)"),
     ],
     ids=["wrong layer", "negated", "negated logits", "wrong shape"],
