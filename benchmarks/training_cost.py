@@ -76,7 +76,7 @@ class Trial:
     """A method of a recipe, whose stages are run on a few samples."""
 
     def __init__(self, recipe: Recipe, data: Mapping[str, ArraySource], threads: int) -> None:
-        parts = recipe.method.parts()
+        parts = recipe.method.ensemble()
         self.copies = max(1, len(parts))  # members of an ensemble are alike
         self.method = untrained(replace(recipe, method=parts[0]) if parts else recipe)
         self.engine = replace(recipe.engine, accelerator="cpu", threads=threads)

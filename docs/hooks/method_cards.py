@@ -110,8 +110,8 @@ def summary(function: Any) -> str:
 
 def named(method: Method) -> Iterator[tuple[str, Stage]]:
     """The stages of a method; those of members that are alike once."""
-    if method.parts():
-        first = method.parts()[0].stages()
+    if method.ensemble():
+        first = method.ensemble()[0].stages()
         yield from ((f"{stage.name}, of every member", stage) for stage in first)
     else:
         yield from ((stage.name, stage) for stage in method.stages())

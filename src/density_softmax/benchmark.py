@@ -73,7 +73,7 @@ def train(
         progress: draw progress bars.
     """
     record = Checkpoints(None, {})
-    for number, (member, part) in enumerate(zip(run.members, method.parts(), strict=True)):
+    for number, (member, part) in enumerate(zip(run.members, method.ensemble(), strict=True)):
         on_first_process(fabric, partial(member.claim, resume=True))
         trained = member.build(run.data.task)
         its = train(fabric, member, trained, share=share, progress=progress)

@@ -182,9 +182,9 @@ class Estimate:
         split: which data it reads.
         limit: how many samples at most, drawn at random by the run's seed; null reads all.
         settings: the configs and values, by name, that the result depends on besides data,
-            encoder, seed and `parts`. Null: the whole config of the method.
-        parts: the attributes of the method that it reads or changes; empty means all of them.
-            A run takes over a stage that another run finished with equal settings and parts.
+            encoder, seed and `modules`. Null: the whole config of the method.
+        modules: the attributes of the method that it reads or changes; empty means all of them.
+            A run takes over a stage that another finished with equal settings and modules.
     """
 
     name: str
@@ -195,7 +195,7 @@ class Estimate:
     split: Literal["train", "heldout"] = "train"
     limit: int | None = None
     settings: Mapping[str, object] | None = None
-    parts: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Train:
             first of them, lower = better, decides when a descent with patience stops.
         after_step: estimated after each step from the batch of that step, over all processes.
         settings: as for `Estimate`; the descent is always one of them.
-        parts: as for `Estimate`.
+        modules: as for `Estimate`.
     """
 
     name: str
@@ -226,7 +226,7 @@ class Train:
     monitor: Callable[[Batch], Values] | None = None
     after_step: Estimate | None = None
     settings: Mapping[str, object] | None = None
-    parts: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
 
 
 Stage = Train | Estimate

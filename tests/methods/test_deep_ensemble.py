@@ -184,7 +184,7 @@ def test_features_are_those_of_all_members_side_by_side() -> None:
 
 
 def test_the_default_is_four_members_of_erm() -> None:
-    assert DeepEnsemble.Config().parts() == (Deterministic.Config(),) * 4
+    assert DeepEnsemble.Config().ensemble() == (Deterministic.Config(),) * 4
 
 
 def test_the_settings_of_members_survive_the_way_to_a_dictionary() -> None:

@@ -31,7 +31,7 @@ def built(config: MethodConfig) -> Method:
 
 
 def words(config: MethodConfig) -> list[tuple[str, object, tuple[str, ...]]]:
-    return [(stage.name, stage.settings, stage.parts) for stage in built(config).stages()]
+    return [(stage.name, stage.settings, stage.modules) for stage in built(config).stages()]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,8 +42,8 @@ def test_a_stage_changes_only_the_parts_it_names(kind, tmp_path):
     for stage in method.stages():
         after = load_file(tmp_path / "stages" / f"{stage.name}.done.safetensors")
         changed = {name for name in after if not after[name].equal(before[name])}
-        if stage.parts:
-            assert {name.partition(".")[0] for name in changed} <= set(stage.parts), stage.name
+        if stage.modules:
+            assert {name.partition(".")[0] for name in changed} <= set(stage.modules), stage.name
         before = after
 
 

@@ -75,12 +75,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_member_is_a_run_of_its_own_and_all_of_them_are_the_ensemble(whole: Path) -> None:
     ensemble = Run.at(whole).load()
     assert sorted(place.name for place in (whole / "members").iterdir()) == ["0", "1", "2"]
-    for number, member in enumerate(ensemble.parts()):
+    for number, member in enumerate(ensemble.ensemble()):
         place = whole / "members" / str(number)
         assert Run.at(place).kind == "deterministic"
         assert same(weights(place), member.state_dict())
         assert (place / "epochs.csv").is_file()
-    assert not same(*(member.state_dict() for member in ensemble.parts()[:2]))
+    assert not same(*(member.state_dict() for member in ensemble.ensemble()[:2]))
     assert not (whole / "stages").exists()
 
 
@@ -188,7 +188,7 @@ def test_members_may_be_of_a_method_whose_stages_read_features(tmp_path: Path) -
     member = replace(base, density=replace(base.density, descent=short))
     chosen = replace(recipe(), method=replace(recipe().method, member=member, num_members=2))
     ensemble = Run.at(train(tmp_path / "run", chosen)).load()
-    assert all(part.scale.decay > 0 for part in ensemble.parts())
+    assert all(part.scale.decay > 0 for part in ensemble.ensemble())
 
 
 def test_the_data_seed_is_part_of_what_a_run_is() -> None:

@@ -156,7 +156,7 @@ def test_a_stage_changes_the_parts_it_names_and_no_other(trained: Path) -> None:
     for stage in method.stages():
         left = load_file(trained / "stages" / f"{stage.name}.done.safetensors")
         changed = {name.partition(".")[0] for name in left if not left[name].equal(state[name])}
-        assert changed <= set(stage.parts or changed), stage.name
+        assert changed <= set(stage.modules or changed), stage.name
         state = left
 
 
@@ -211,7 +211,7 @@ def test_methods_that_share_a_stage_share_its_objective(kind: str, tmp_path: Pat
     for stage in stored.build().stages():
         if stage.settings is not None:
             assert {"objective", "density"} & set(stage.settings), stage.name
-            assert stage.parts, stage.name
+            assert stage.modules, stage.name
 
 
 def test_temperature_scaling_takes_over_the_network_of_erm(tmp_path: Path) -> None:

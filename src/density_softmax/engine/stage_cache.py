@@ -107,7 +107,7 @@ class StageCache:
             fabric: the processes of this run.
             digest: of the stage.
             stage: the stage.
-            method: changed only in the parts of the stage; the others stay as they are.
+            method: changed only in the modules of the stage; the others stay as they are.
             checkpoints: those of this run, where the stage is then finished.
         """
         found = self._find(digest, stage, method) if fabric.is_global_zero else None
@@ -152,11 +152,11 @@ class StageCache:
 
 
 def _state(state: Mapping[str, Tensor], stage: Stage) -> dict[str, Tensor]:
-    """The tensors of the parts of a method that a stage reads or changes."""
+    """The tensors of the modules that a stage reads or changes."""
     return {
         name: tensor
         for name, tensor in state.items()
-        if (not stage.parts or name.partition(".")[0] in stage.parts) and not is_lazy(tensor)
+        if (not stage.modules or name.partition(".")[0] in stage.modules) and not is_lazy(tensor)
     }
 
 

@@ -88,8 +88,8 @@ class Method(nn.Module, ABC):
     def forward(self, x: Tensor) -> Prediction:
         """Class probabilities and both parts of the uncertainty."""
 
-    def parts(self) -> tuple[Method, ...]:
-        """The members that `MethodConfig.parts` configures."""
+    def ensemble(self) -> tuple[Method, ...]:
+        """The members that `MethodConfig.ensemble` configures."""
         return ()
 
     def features(self, x: Tensor) -> Tensor:
@@ -193,6 +193,6 @@ class MethodConfig(Family, package="density_softmax.methods"):
         """An untrained method around `encoder`; `example` is a batch to measure widths with."""
         return self.method(encoder, num_classes, self, example)
 
-    def parts(self) -> tuple[MethodConfig, ...]:
+    def ensemble(self) -> tuple[MethodConfig, ...]:
         """The members that are trained as runs of their own, in place of this method's stages."""
         return ()

@@ -51,7 +51,7 @@ class DeepEnsemble(Method):
         def __post_init__(self) -> None:
             at_least(self, num_members=1)
 
-        def parts(self) -> tuple[MethodConfig, ...]:
+        def ensemble(self) -> tuple[MethodConfig, ...]:
             """Every member is a run of its own."""
             return (self.member,) * self.num_members
 
@@ -69,7 +69,7 @@ class DeepEnsemble(Method):
         # For the others a fact about the class; here it depends on who the members are.
         self.draws_samples = any(m.draws_samples for m in members)
 
-    def parts(self) -> tuple[Method, ...]:
+    def ensemble(self) -> tuple[Method, ...]:
         """The members."""
         return tuple(self.members)  # type: ignore[arg-type]
 
@@ -77,7 +77,7 @@ class DeepEnsemble(Method):
         """The stages of every member, over that member's own parameters."""
         return tuple(
             self._of_member(number, stage)
-            for number, member in enumerate(self.parts())
+            for number, member in enumerate(self.ensemble())
             for stage in member.stages()
         )
 
@@ -87,7 +87,7 @@ class DeepEnsemble(Method):
 
     def features(self, x: Tensor) -> Tensor:
         """The features of all members, side by side."""
-        return torch.cat([member.features(x) for member in self.parts()], dim=1)
+        return torch.cat([member.features(x) for member in self.ensemble()], dim=1)
 
     def _of_member(self, number: int, stage: Stage) -> Stage:
         if stage.on == "features":
@@ -97,4 +97,4 @@ class DeepEnsemble(Method):
                 "density-softmax train, or choose another member"
             )
         # What it depends on besides is said of the member, not of the ensemble.
-        return replace(stage, name=f"member{number}-{stage.name}", settings=None, parts=())
+        return replace(stage, name=f"member{number}-{stage.name}", settings=None, modules=())

@@ -108,7 +108,7 @@ class DensitySoftmax(Method):
                 parameters=[*self.encoder.parameters(), *self.head.parameters()],
                 after_step=self.penalty.after_step(),
                 settings={"objective": objective, "penalty": penalty, "descent": descent},
-                parts=("encoder", "head", "penalty"),
+                modules=("encoder", "head", "penalty"),
             )
 
     def _density_stages(self) -> Iterator[Stage]:
@@ -116,7 +116,7 @@ class DensitySoftmax(Method):
         settings = {name: getattr(self.config, name) for name in names}
         for stage in self.typicality.stages():
             own = settings | {"objective": stage.name}
-            yield replace(stage, settings=own, parts=("encoder", "typicality"))
+            yield replace(stage, settings=own, modules=("encoder", "typicality"))
 
     def _head_stage(self, descent: Descent) -> Stage:
         return Train(

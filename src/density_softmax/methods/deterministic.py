@@ -39,7 +39,7 @@ class SoftmaxClassifier(Method, ABC):
     def train_on_cross_entropy(self, descent: Descent) -> Train:
         """The training of ERM."""
         settings = {"objective": "cross entropy", "descent": descent}
-        return self.train_stage(descent, settings=settings, parts=("encoder", "head"))
+        return self.train_stage(descent, settings=settings, modules=("encoder", "head"))
 
     def temperature_stage(self) -> Estimate:
         """T minimises the NLL of the held-out slice."""
@@ -157,7 +157,7 @@ class ConstantTemperature(SoftmaxClassifier):
         # The training of Density-Softmax, whose head begins at temperature 1, too.
         objective = "cross entropy + gradient penalty"
         settings = {"objective": objective, "penalty": config.penalty, "descent": config.descent}
-        shared = replace(train, settings=settings, parts=("encoder", "head", "penalty"))
+        shared = replace(train, settings=settings, modules=("encoder", "head", "penalty"))
         return shared, self.temperature_stage()
 
     def loss(self, batch: Batch) -> Tensor:

@@ -212,7 +212,7 @@ def keep_features(fabric: Fabric, run: Run, method: Method, split: Split) -> Non
         method: one that learns from features; others may not have one row per sample.
         split: the split.
     """
-    read = not method.parts() and any(stage.on == "features" for stage in method.stages())
+    read = not method.ensemble() and any(stage.on == "features" for stage in method.stages())
     if not read or not (split.role == "iid" or split.name.endswith(MAPPED_SHIFT)):
         return
 
@@ -236,7 +236,7 @@ def bound_encoder(fabric: Fabric, method: Method, data: Data) -> dict[str, float
     inputs = data.splits[0].source
     few = list(range(min(LIPSCHITZ_SAMPLES, len(inputs))))
     x = next(inputs.read([few], fabric.device)).x
-    if method.parts() or not _is_row_by_row(method.encoder, x):
+    if method.ensemble() or not _is_row_by_row(method.encoder, x):
         raise UserError(
             f"{method.config.kind} has no encoder that maps an input to its features by itself; "
             "omit --lipschitz"

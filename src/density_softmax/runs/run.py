@@ -143,7 +143,7 @@ class Run:
                 root=self.root,
                 ensemble=self,
             )
-            for number, config in enumerate(self.recipe.method.parts())
+            for number, config in enumerate(self.recipe.method.ensemble())
         )
 
     def member(self, number: int) -> Run:
@@ -172,7 +172,7 @@ class Run:
         return method.eval()
 
     def _restore(self, method: Method) -> None:
-        for member, part in zip(self.members, method.parts(), strict=True):
+        for member, part in zip(self.members, method.ensemble(), strict=True):
             member._restore(part)
         if self.members:
             return
