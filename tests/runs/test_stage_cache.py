@@ -341,6 +341,19 @@ def test_the_demo_trains_the_network_of_both_scales_once(
     assert count[0] == FIRST + DENSITY + 2 * HEAD
 
 
+def test_any_folder_can_be_the_root(tmp_path: Path) -> None:
+    root = tmp_path / "elsewhere"
+    run(Run(recipe(), path=tmp_path / "a" / "run", root=root), progress=False)
+    with calls(torch.optim.Adam, "step") as count:
+        run(Run(recipe(), path=tmp_path / "b" / "run", root=root), progress=False)
+    assert count[0] == 0
+
+
+def test_a_root_that_cannot_be_written_shares_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".stages").write_text("a file in the way")
+    assert steps_of(tmp_path / "a") == steps_of(tmp_path / "b") == FIRST + DENSITY + HEAD
+
+
 def test_runs_below_a_folder_called_runs_share_stages() -> None:
     here = Path.cwd()
     assert shared_root(Path("runs/toy/density_softmax")) == here / "runs"

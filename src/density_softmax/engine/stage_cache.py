@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -122,19 +123,23 @@ class StageCache:
         return True
 
     def add(self, digest: str, run: Path, stage: Stage) -> None:
-        """Record that a run has finished a stage.
+        """Record that a run has finished a stage, where the root can be written.
 
         Args:
             digest: of the stage, which this run has reserved.
             run: its directory.
             stage: the stage.
         """
-        entry = {"run": str(run.resolve().relative_to(self.root.resolve())), "stage": stage.name}
-        (self.folder / digest).write_text(json.dumps(entry), encoding="utf-8")
+        entry = {"run": os.path.relpath(run, self.root), "stage": stage.name}
+        with suppress(OSError):
+            (self.folder / digest).write_text(json.dumps(entry), encoding="utf-8")
 
-    def _open(self, digest: str) -> IO[str]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return (self.folder / digest).open("a", encoding="utf-8")
+    def _open(self, digest: str) -> IO[str] | None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return (self.folder / digest).open("a", encoding="utf-8")
+        except OSError:  # a root that is another user's: nothing is shared
+            return None
 
     def _find(self, digest: str, stage: Stage, method: Method) -> Any:
         """The run, record, epochs and state of a finished stage; None where any is missing."""
@@ -170,4 +175,6 @@ def _is_locked_by_us(file: IO[str]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:  # a file system without locks
+        return True
     return True

@@ -34,7 +34,7 @@ MEMBERS = "members"
 # File systems allow 255 bytes; a variant may be longer.
 LONGEST_NAME = 150
 # Data of one configuration are told apart by all of their samples, or by some of many.
-FEW, NUM_HASHED = 5_000, 500
+FEW, NUM_HASHED, AT_ONCE = 5_000, 500, 100
 
 
 class Run:
@@ -389,7 +389,9 @@ def _hash_samples(data: Data) -> list[Any]:
     digest = hashlib.sha256()
     for source in (data.train, data.heldout):
         step = 1 if len(source) <= FEW else len(source) // NUM_HASHED
-        for batch in source.read([range(0, len(source), step)], torch.device("cpu")):
+        chosen = range(0, len(source), step)
+        batches = [chosen[start : start + AT_ONCE] for start in range(0, len(chosen), AT_ONCE)]
+        for batch in source.read(batches, torch.device("cpu")):
             hash_tensor(digest, batch.x)
             hash_tensor(digest, batch.y)
     return [len(data.train), len(data.heldout), digest.hexdigest()]
