@@ -133,7 +133,7 @@ def _run_stages(
         note = partial(_note, setting, stage)
         with shared.reserved(fabric, digest, partial(note, "another run trains it: waiting")):
             if shared.take_over(fabric, digest, stage, method, checkpoints):
-                note(f"taken over from {checkpoints.finished[-1].taken_from}")
+                note("taken over from another run")
                 if _trains_encoder(stage):
                     cache.clear()
                 continue
