@@ -7,10 +7,18 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch import Tensor, nn
 
-from density_softmax.errors import UserError
-from density_softmax.files import StorageError, load_tensors, save_tensors, write_text
+from density_softmax.errors import DataError, UserError
+from density_softmax.files import (
+    IMAGE_FORMATS,
+    StorageError,
+    load_tensors,
+    read_image,
+    save_tensors,
+    write_text,
+)
 
 
 def assert_round_trip(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -174,3 +182,21 @@ def test_file_in_the_place_of_a_folder_is_reported(tmp_path: Path) -> None:
 
 def test_storage_errors_are_the_users_to_cure() -> None:
     assert issubclass(StorageError, UserError)
+
+
+def test_only_regular_files_are_read_as_images(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "folder.png").mkdir()
+    for name in ("pipe.png", "folder.png"):
+        with pytest.raises(DataError, match=rf"{name}: not a regular file; replace or delete it"):
+            read_image(tmp_path / name, channels=3)
+
+
+def test_only_raster_formats_are_read_whatever_a_file_is_called(tmp_path: Path) -> None:
+    image = Image.new("RGB", (4, 4), "red")
+    image.save(tmp_path / "script.png", format="EPS")
+    with pytest.raises(DataError, match=r"script\.png: cannot be decoded"):
+        read_image(tmp_path / "script.png", channels=3)
+    for name in IMAGE_FORMATS:
+        image.save(tmp_path / f"{name}.png", format=name)
+        assert read_image(tmp_path / f"{name}.png", channels=3).size == (4, 4)

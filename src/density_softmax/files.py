@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# What Pillow may read, whatever a file is called: an EPS, for one, would start Ghostscript.
+IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 # Of tensors that do not fit, so many are named in a message.
 NUM_NAMED = 5
@@ -193,13 +195,15 @@ def read_image(path: Path, channels: int) -> Image.Image:
     """An image file with 8 bits per channel.
 
     Args:
-        path: the file.
+        path: a regular file in one of `IMAGE_FORMATS`; a pipe or a device would never end.
         channels: 3 for colour, 1 for grey.
     """
     from PIL import Image
 
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: not a regular file; replace or delete it")
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=IMAGE_FORMATS) as image:
             return _in_bytes(image).convert("RGB" if channels == 3 else "L")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: cannot be decoded ({error}); replace or delete it") from None

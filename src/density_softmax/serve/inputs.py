@@ -52,8 +52,9 @@ def read_chunks(path: Path, card: Card, batch_size: int, workers: int = 1) -> It
     """
     if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
         return _image_chunks(path, card, batch_size, workers)
-    if not path.exists():
-        raise DataError(f"{path}: not found; check the path")
+    if not path.is_file():
+        found = "not a regular file" if path.exists() else "not found"
+        raise DataError(f"{path}: {found}; check the path")
     if path.suffix == ".npz":
         return _array_chunks(path, card, batch_size)
     if path.suffix == ".csv":
