@@ -108,3 +108,13 @@ def test_the_form_of_a_folder_is_recognised(tmp_path):
 def test_numbers_are_ordered_by_size_and_words_by_the_alphabet():
     assert class_order(["10", "9", "-1"]) == ("-1", "9", "10")
     assert class_order(["b", "10", "9"]) == ("10", "9", "b")
+
+
+def test_images_without_a_label_and_names_that_are_no_list_are_refused(tmp_path):
+    x = np.zeros((4, 3, 3), np.uint8)
+    np.savez(tmp_path / "nan.npz", x=x, y=np.array([0, 1, np.nan, 1]))
+    with pytest.raises(DataError, match=r"nan\.npz: no label in row 2; label or drop"):
+        NpzImages(tmp_path / "nan.npz").read("all")
+    np.savez(tmp_path / "names.npz", x=x, y=np.zeros(4, int), class_names=np.array("cat"))
+    with pytest.raises(DataError, match=r"class_names has shape \(\); give a list of names"):
+        NpzImages(tmp_path / "names.npz").read("all")

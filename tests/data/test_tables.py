@@ -172,3 +172,38 @@ def test_no_table_takes_the_name_of_something_else_in_a_run(tmp_path, name):
 def test_config_survives_a_round_trip():
     config = Table("t.csv", shifts=("a.csv",), label="kind")
     assert from_dict(DataConfig, to_dict(config)) == config
+
+
+@pytest.mark.parametrize("missing", ["", " ", "nan", "NaN"])
+def test_rows_without_a_label_are_named_and_refused(tmp_path, missing):
+    lines = ["a,label", *(f"{n},{'xy'[n % 2]}" for n in range(20)), f"1,{missing}", f"2,{missing}"]
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"rows\.csv: no label in line 22, line 23; label or drop"):
+        Table(str(tmp_path / "rows.csv")).load(0)
+
+
+def test_many_rows_without_a_label_are_counted(tmp_path):
+    y = np.array([0.0, 1.0] * 10 + [np.nan] * 8)
+    np.savez(tmp_path / "rows.npz", x=np.zeros((28, 2)), y=y)
+    with pytest.raises(DataError, match=r"no label in row 20, .*, row 24 and 3 more; label"):
+        Table(str(tmp_path / "rows.npz")).load(0)
+
+
+def test_labels_of_an_ood_file_do_not_matter(tmp_path):
+    lines = ["a,label", *(f"{n},{'xy'[n % 2]}" for n in range(20))]
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "other.csv").write_text("a,label\n7,\n8,nan\n")
+    data = Table(str(tmp_path / "rows.csv"), ood=(str(tmp_path / "other.csv"),)).load(0)
+    assert [len(split.source) for split in data.splits if split.role == "ood"] == [2]
+
+
+def test_labels_that_only_look_like_numbers_are_text(tmp_path):
+    lines = ["a,label", *(f"{n},{('5', '--5')[n % 2]}" for n in range(20))]
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+    assert Table(str(tmp_path / "rows.csv")).load(0).task.class_names == ("--5", "5")
+
+
+def test_complex_labels_are_refused(tmp_path):
+    np.savez(tmp_path / "rows.npz", x=np.zeros((4, 2)), y=np.array([0, 1, 0, 1j]))
+    with pytest.raises(DataError, match=r"y is complex128; labels are numbers or text"):
+        Table(str(tmp_path / "rows.npz")).load(0)

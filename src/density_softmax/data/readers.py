@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -26,6 +26,8 @@ from torch import Tensor
 from density_softmax.data.images import Images, ImageSet, check_labels, numerals
 from density_softmax.errors import DataError
 
+# Of rows without a label, so many are named in a message.
+NUM_NAMED = 5
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -107,8 +109,39 @@ def class_order(labels: Iterable[str]) -> tuple[str, ...]:
         labels: in any order, repeated or not.
     """
     distinct = set(labels)
-    numeric = all(label.lstrip("-").isdecimal() for label in distinct)
+    numeric = all(label.removeprefix("-").isdecimal() for label in distinct)
     return tuple(sorted(distinct, key=int if numeric else None))
+
+
+def label_texts(y: NDArray[Any], name: str, path: Path) -> list[str]:
+    """Return labels as text, after checking that every row has one.
+
+    Args:
+        y: whole or real numbers, bools or text, (rows,).
+        name: what the file calls them.
+        path: the file that an error names.
+    """
+    if y.dtype.kind not in "biufU":
+        raise DataError(f"{path}: {name} is {y.dtype}; labels are numbers or text")
+    texts = list(map(str, y))
+    refuse_missing_labels(texts, [f"row {row}" for row in range(len(texts))], path)
+    return texts
+
+
+def refuse_missing_labels(labels: Sequence[str], rows: Sequence[str], path: Path) -> None:
+    """Refuse labels that are empty or NaN, which would become a class of their own.
+
+    Args:
+        labels: one per row.
+        rows: what an error calls each row.
+        path: the file that an error names.
+    """
+    missing = [row for label, row in zip(labels, rows, strict=True) if label.lower() in ("", "nan")]
+    if missing:
+        more = f" and {len(missing) - NUM_NAMED} more" if len(missing) > NUM_NAMED else ""
+        raise DataError(
+            f"{path}: no label in {', '.join(missing[:NUM_NAMED])}{more}; label or drop these rows"
+        )
 
 
 @final
@@ -143,10 +176,15 @@ class NpzImages(ImageSet):
         return Images(x, self._labels(y, names), names)
 
     def _class_names(self) -> tuple[str, ...]:
-        if "class_names" in self._arrays:
-            return tuple(map(str, self._arrays["class_names"]))
-        labels = [self._arrays[name] for name in ("y", "y_train", "y_test") if name in self._arrays]
-        return class_order(str(label) for array in labels for label in np.unique(array))
+        if (names := self._arrays.get("class_names")) is not None:
+            if names.ndim != 1:
+                raise DataError(
+                    f"{self.path}: class_names has shape {names.shape}; give a list of names"
+                )
+            return tuple(map(str, names))
+        named = [name for name in ("y", "y_train", "y_test") if name in self._arrays]
+        texts = (label_texts(self._arrays[name], name, self.path) for name in named)
+        return class_order(label for labels in texts for label in labels)
 
     def _labels(self, y: NDArray[Any], names: tuple[str, ...]) -> Tensor:
         if "class_names" in self._arrays and y.dtype.kind in "iu":

@@ -20,7 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from density_softmax.data.readers import array_subsets, class_order, load_npz, require
+from density_softmax.data.readers import (
+    array_subsets,
+    class_order,
+    label_texts,
+    load_npz,
+    refuse_missing_labels,
+    require,
+)
 from density_softmax.data.sources import ArraySource, DataConfig, checked_splits, hold_out
 from density_softmax.errors import DataError
 from density_softmax.types import Data, Split, Task
@@ -164,7 +171,7 @@ def read_table(
     path = require(path.expanduser(), "check the path")
     if path.suffix not in (".csv", ".npz"):
         raise DataError(f"{path}: a table is a .csv or an .npz file")
-    subsets = _read_npz(path) if path.suffix == ".npz" else _read_csv(path, label, like)
+    subsets = _read_npz(path, like) if path.suffix == ".npz" else _read_csv(path, label, like)
     for rows in subsets.values():
         if like is not None and rows.x.shape[1] != len(like.features):
             raise DataError(
@@ -191,7 +198,7 @@ def _to_evaluate(file: str, columns: Columns) -> Rows:
     return subsets["test"] if "test" in subsets else subsets["all"]
 
 
-def _read_npz(path: Path) -> dict[str, Rows]:
+def _read_npz(path: Path, like: Columns | None) -> dict[str, Rows]:
     arrays = load_npz(path)
     subsets = {}
     for subset in array_subsets(arrays, path):
@@ -205,12 +212,16 @@ def _read_npz(path: Path) -> dict[str, Rows]:
         if y is not None and y.shape != (len(x),):
             raise DataError(f"{path}: y{suffix} has shape {y.shape} for {len(x)} rows")
         columns = Columns(tuple(map(str, range(x.shape[1]))), "y")
-        subsets[subset] = _rows(path, columns, x, None if y is None else list(map(str, y)))
+        labels = None if y is None else list(map(str, y))
+        if y is not None and like is None:  # to train on; of OOD files labels are not used
+            labels = label_texts(y, f"y{suffix}", path)
+        subsets[subset] = _rows(path, columns, x, labels)
     return subsets
 
 
 def _read_csv(path: Path, label: str | None, like: Columns | None) -> dict[str, Rows]:
     header, lines = _csv_lines(path)
+    training = like is None
     if like is None:
         label = label if label is not None else header[-1]
         _column(header, label, path)
@@ -227,6 +238,8 @@ def _read_csv(path: Path, label: str | None, like: Columns | None) -> dict[str, 
     if like.label in header:
         column = header.index(like.label)
         labels = [cells[column] for _, cells in lines]
+        if training:
+            refuse_missing_labels(labels, [f"line {line}" for line, _ in lines], path)
     return {"all": _rows(path, like, x, labels)}
 
 
