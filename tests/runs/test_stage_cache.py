@@ -1,5 +1,6 @@
 """A stage that another run has finished is taken over: the result is that of training it."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -18,7 +19,9 @@ from safetensors.torch import load_file
 from density_softmax.benchmark import run
 from density_softmax.cli import experiments
 from density_softmax.config import override
+from density_softmax.engine import stage_cache
 from density_softmax.methods.base import MethodConfig
+from density_softmax.methods.deterministic import Deterministic
 from density_softmax.recipes import Recipe, get_recipe, prepare
 from density_softmax.runs.rows import read_rows
 from density_softmax.runs.run import Run, shared_root
@@ -194,6 +197,33 @@ def test_other_data_of_the_same_name_share_nothing(tmp_path: Path) -> None:
         train(tmp_path / str(number), chosen)
         origin.append(origins(tmp_path / str(number))["representation"])
     assert origin == ["", ""]
+
+
+def test_a_stage_of_before_an_edit_of_the_code_is_trained_again(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_cache, "_training_code", lambda: b"another")
+    assert steps_of(tmp_path / "run") == FIRST + DENSITY + HEAD
+
+
+def test_the_code_of_ones_own_encoder_counts(tmp_path: Path) -> None:
+    digests = set()
+    for number, text in enumerate(("x", "2 * x", "x")):
+        name = f"own_encoder{number}"
+        (tmp_path / "encoder.py").write_text(
+            "import torch\nclass Own(torch.nn.Linear):\n"
+            f"    def forward(self, x): return super().forward({text})\n"
+        )
+        spec = importlib.util.spec_from_file_location(name, tmp_path / "encoder.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        torch.manual_seed(0)
+        method = Deterministic(module.Own(2, 4), 2)
+        cache = stage_cache.StageCache(tmp_path, {})
+        digests.add(cache.digest(method, 0, 0, method.stages()[0]))
+        del sys.modules[name]
+    assert len(digests) == 2
 
 
 def test_where_a_run_computes_and_what_it_is_tested_on_make_no_difference() -> None:

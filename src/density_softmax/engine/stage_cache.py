@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 FOLDER, FORMAT = ".stages", 1
 # Of a stage, all but what it computes with: functions, parameters, and what they depend on.
 DESCRIBED = ("name", "descent", "reduce", "on", "split", "limit")
+# Of this package, the code that decides what a stage leaves.
+TRAINING_CODE = ("training.py", "data", "engine", "methods", "nn")
 # Seconds between two looks at a stage that another run trains.
 PATIENCE = 0.5
 
@@ -65,7 +69,7 @@ class StageCache:
         }
         settings = {"method": method.config} if stage.settings is None else stage.settings
         words = {
-            "version": [FORMAT, __version__],
+            "version": [FORMAT, __version__, _code_of(method)],
             "inputs": self.inputs,
             "seed": [seed, number],
             "stage": [type(stage).__name__, described],
@@ -154,6 +158,35 @@ class StageCache:
         epochs = [epoch for epoch in progress.epochs if epoch.stage == record.name]
         fits = state.keys() == _state(method.state_dict(), stage).keys()
         return (path, record, epochs, state) if fits else None
+
+
+def _code_of(method: Method) -> str:
+    """A digest of the code that trains a method: a stage of before an edit is not taken over."""
+    classes = {type(module) for module in method.modules()}
+    digest = hashlib.sha256(_training_code())
+    for file in sorted({file for cls in classes if (file := _own_file(cls))}):
+        digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
+
+
+def _own_file(cls: type) -> str | None:
+    """The file of a class that neither torch nor this package defines."""
+    if cls.__module__.partition(".")[0] in ("torch", "density_softmax"):
+        return None
+    try:
+        return inspect.getfile(cls)
+    except (TypeError, OSError):  # written in a session, not in a file
+        return None
+
+
+@cache
+def _training_code() -> bytes:
+    folder, digest = Path(__file__).parent.parent, hashlib.sha256()
+    for name in TRAINING_CODE:
+        files = [folder / name] if name.endswith(".py") else sorted((folder / name).rglob("*.py"))
+        for file in files:
+            digest.update(file.read_bytes())
+    return digest.digest()
 
 
 def _state(state: Mapping[str, Tensor], stage: Stage) -> dict[str, Tensor]:
