@@ -188,7 +188,7 @@ SMALL: Methods = {
     "batch_ensemble": lambda: methods.BatchEnsemble.Config(l2=2.5e-4, descent=SMALL_UNDECAYED),
     "density_softmax": lambda: replace(
         closed_form(("stem", "group1")),
-        scale=QuantileScale.Config(quantile=0.9, budget=0.005),
+        scale=QuantileScale.Config(quantile=0.9, budget=0.0125),
         penalty=SMALL_PENALTY,
         representation=SMALL_TRAIN,
     ),

@@ -18,6 +18,8 @@ from density_softmax.types import Batch
 
 # Entries of all class covariances together: 8 gigabytes in float32.
 LARGEST = 2**31
+# Features with a smaller norm have no direction.
+SMALLEST_NORM = 1e-12
 # Shrinkages to choose from, besides none; the first is the least that float32 can use.
 SHRINKAGES = tuple(2.0**-exponent for exponent in range(23, -1, -1))
 
@@ -129,6 +131,15 @@ class WhitenedDensity(ClosedFormDensity, ABC):
         self.shrinkage.fill_(s)
 
 
+def directions(z: Tensor) -> Tensor:
+    """z / ‖z‖, and 0 where z is.
+
+    Args:
+        z: (batch, features).
+    """
+    return F.normalize(z, dim=-1, eps=SMALLEST_NORM)
+
+
 def _shrunk(spectrum: Tensor, s: float) -> Tensor:
     """(1 − s) λ + s."""
     return (1 - s) * spectrum + s
@@ -183,10 +194,15 @@ class ClassAwareDensity(WhitenedDensity):
 
     W is turned so that the first coordinates hold all differences between class means, with
     variances b_i between classes. q has the variances 1 + b_i there and 1 elsewhere, so one product
-    gives both: log p − log q = max_c(w_c·y − ½‖w_c‖²) − ½ Σ_i y_i² b_i/(1 + b_i) + ½ Σ_i log(1 + b_i).
+    gives both:
+    log p − log q = max_c(w_c·y − ½‖w_c‖²) − ½ Σ_i y_i² b_i/(1 + b_i) + ½ Σ_i log(1 + b_i).
 
-    Directions forget the norm of z, and both experts are bounded: beside them stands a density of
-    z itself, which falls without bound.
+    Directions forget the norm of z, and both experts are bounded. So it is no member of the family
+    of densities: it stands beside one of z itself, which falls without bound.
+
+    Args:
+        num_features: the width of z.
+        num_classes: how many classes there are.
     """
 
     class_aware = True
@@ -195,16 +211,8 @@ class ClassAwareDensity(WhitenedDensity):
     share: Tensor
     location: Tensor
     intercept: Tensor
-    explained: Tensor
-    log_ratio: Tensor
-
-    @dataclass(frozen=True)
-    class Config(DensityConfig, kind="class_aware"):
-        """Class-wise Gaussians with one covariance, on normalised features."""
-
-        def build(self, num_features: int, num_classes: int) -> ClassAwareDensity:
-            """Unfitted Gaussians of `num_classes` on vectors of `num_features`."""
-            return ClassAwareDensity(num_features, num_classes)
+    gather: Tensor
+    height: Tensor
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         super().__init__(num_features)
@@ -214,8 +222,9 @@ class ClassAwareDensity(WhitenedDensity):
         self.register_buffer("share", torch.full((num_classes,), 1 / num_classes))
         self.register_buffer("location", torch.zeros(num_classes, self.num_turned))
         self.register_buffer("intercept", torch.zeros(num_classes))
-        self.register_buffer("explained", torch.zeros(self.num_turned))  # b / (1 + b)
-        self.register_buffer("log_ratio", torch.zeros(()))  # ½ Σ log(1 + b)
+        # What the squares of y and 1 count in each of the experts.
+        self.register_buffer("gather", torch.zeros(num_features, 2))
+        self.register_buffer("height", torch.zeros(2))
 
     def log_prob_of_floats(self, z: Tensor) -> Tensor:
         """The log density of the nearest class."""
@@ -223,16 +232,13 @@ class ClassAwareDensity(WhitenedDensity):
 
     def experts_of_floats(self, z: Tensor) -> Tensor:
         """Both experts, (batch, 2)."""
-        y = F.linear(F.normalize(z, dim=-1) - self.center, self.whitening)
-        turned = y[:, : self.num_turned]
-        nearest = F.linear(turned, self.location, self.intercept).amax(-1)
-        log_prob = self.log_height - 0.5 * y.square().sum(-1) + nearest
-        ratio = self.log_ratio - 0.5 * turned.square() @ self.explained + nearest
-        return torch.stack([log_prob, ratio], dim=-1)
+        y = F.linear(directions(z) - self.center, self.whitening)
+        nearest = F.linear(y[:, : self.num_turned], self.location, self.intercept)
+        return torch.addmm(self.height, y.square(), self.gather) + nearest.amax(-1, keepdim=True)
 
     def sums(self, z: Tensor, y: Tensor) -> Values:
         """Counts and sums of every class, and one sum of outer products, of directions."""
-        u = F.normalize(z, dim=-1)
+        u = directions(z)
         return {**class_sums(u, y, self.num_classes), "outer": u.T @ u}
 
     def estimate(self, total: Values) -> None:
@@ -249,7 +255,7 @@ class ClassAwareDensity(WhitenedDensity):
 
     def residuals(self, z: Tensor, y: Tensor) -> Tensor:
         """The direction minus the mean of its class."""
-        return F.normalize(z, dim=-1) - self.mean[y]
+        return directions(z) - self.mean[y]
 
     def shrink(self, total: Values) -> None:
         """Shrink, then turn W to where the class means differ."""
@@ -263,8 +269,9 @@ class ClassAwareDensity(WhitenedDensity):
         self.location.copy_(location)
         self.intercept.copy_(-0.5 * location.square().sum(-1))
         self.intercept[self.share == 0] = -torch.inf
-        self.explained.copy_(between / (1 + between))
-        self.log_ratio.copy_(0.5 * between.log1p().sum())
+        explained = F.pad(between / (1 + between), (0, len(W) - self.num_turned))
+        self.gather.copy_(-0.5 * torch.stack([torch.ones_like(explained), explained], dim=-1))
+        self.height.copy_(torch.stack([self.log_height.double(), 0.5 * between.log1p().sum()]))
 
 
 def _log_height(whitener: Tensor) -> Tensor:
@@ -331,6 +338,7 @@ class ClassMixture(ClosedFormDensity, ABC):
         height = _log_height(torch.eye(num_features)) - torch.tensor(num_classes).log()
         self.register_buffer("log_weight", height.repeat(num_classes))
 
+
 @final
 class GaussianMixtureDensity(ClassMixture):
     """A class mixture with a full covariance for every class.
@@ -371,7 +379,10 @@ class GaussianMixtureDensity(ClassMixture):
     def sums(self, z: Tensor, y: Tensor) -> Values:
         """Counts, sums and sums of outer products of every class."""
         classes = [z[y == c] for c in range(self.num_classes)]
-        return {**class_sums(z, y, self.num_classes), "outer": torch.stack([v.T @ v for v in classes])}
+        return {
+            **class_sums(z, y, self.num_classes),
+            "outer": torch.stack([v.T @ v for v in classes]),
+        }
 
     def estimate(self, total: Values) -> None:
         """Share, mean and covariance of every class."""

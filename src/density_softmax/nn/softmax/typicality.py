@@ -43,9 +43,10 @@ class Typicality(nn.Module):
 
     - `log_prob` = Σ_i (ℓ_i − median_i) / IQR_i over the densities, a product of experts, each
       tempered to its own spread. It says how far an input has moved, which calibrates best.
-    - `surprise` = Σ_i log(1 + exp((a_i − ℓ_i) / b_i)), nearly the sum of −log p-values, which detects
-      best. For class-aware experts and the energy, a is the median and b such that the p-value of
-      the 10 % quantile is .1; the others count only below their 1 % quantile, in units of the IQR.
+    - `surprise` = Σ_i log(1 + exp((a_i − ℓ_i) / b_i)), nearly the sum of −log p-values, which
+      detects best. For class-aware experts and the energy, a is the median and b such that the
+      10 % quantile has the p-value .1; the others count only below their 1 % quantile, in units of
+      their IQR.
 
     If no density is class-aware, the energy is a part of `log_prob`, and the surprise is −log_prob.
     A single expert is returned as it is.
@@ -81,19 +82,19 @@ class Typicality(nn.Module):
 
     def stages(self) -> Iterator[Stage]:
         """How the densities are fitted; stages of all but the first end with the density's name."""
-        for number, (name, density, columns) in enumerate(self._readers()):
+        for number, (name, density, columns) in enumerate(self.readers()):
             for stage in density.stages():
                 reading = on_columns(stage, columns)
                 yield replace(reading, name=f"{stage.name}-{name}") if number else reading
 
     def experts(self, features: Tensor, logits: Tensor) -> Tensor:
         """ℓ_i of each sample, (batch, experts)."""
-        found = [density.experts(in_columns(features, c)) for _, density, c in self._readers()]
+        found = [density.experts(in_columns(features, c)) for _, density, c in self.readers()]
         if self.energy:
             found.append(logits.logsumexp(-1, keepdim=True))
         return torch.cat(found, dim=-1) if len(found) > 1 else found[0]
 
-    def _readers(self) -> Iterator[tuple[str, Density, slice]]:
+    def readers(self) -> Iterator[tuple[str, Density, slice]]:
         """Names, densities and the columns that they read."""
         for (name, density), columns in zip(self.densities.items(), self.columns, strict=True):
             assert isinstance(density, Density)
