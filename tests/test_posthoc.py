@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import density_softmax as ds
-from density_softmax.errors import UserError
+from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
 from density_softmax.nn.taps import LayerReader, pooled
@@ -82,9 +83,21 @@ def data(model, num_samples, seed):
     return x, y
 
 
+@torch.no_grad()
+def balanced(model, head="fc"):
+    """The model with a head that gives every class its share, sharply, as a trained one does."""
+    encoder = ds.Headless(model, head)
+    z = encoder(data(model, 500, 9)[0])
+    encoder.head.bias.copy_(-encoder.head.weight @ z.mean(0))
+    logits = encoder.logits(z)
+    for parameter in encoder.head.parameters():
+        parameter *= 3 / logits.std()
+    return model
+
+
 def build(name):
     torch.manual_seed(0)
-    return MODELS[name]().eval()
+    return balanced(MODELS[name]().eval())
 
 
 def attached(model, layers=(), **options):
@@ -163,9 +176,15 @@ class Output(nn.Module):
 
 
 def attach_with_head(model, head):
-    x = torch.randn(90, 5)
-    sets = {"train": (x, torch.arange(90) % 3), "calibration": (x, torch.arange(90) % 3)}
-    return ds.attach(model, head=head, **sets, engine=ENGINE, progress=False)
+    """To a network of random weights, whose answers need not be of any use."""
+    encoder, sets = ds.Headless(model, head), {}
+    for name in ("train", "calibration"):
+        x = torch.randn(120, 5)
+        logits = encoder.logits(encoder(x)).detach() if encoder.head.weight.dtype == x.dtype else x
+        sets[name] = x, (logits - logits.mean(0)).argmax(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        return ds.attach(model, head=head, **sets, engine=ENGINE, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -389,6 +408,7 @@ def test_a_head_of_its_own_is_not_taken_for_the_models(tmp_path):
     torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)).eval() for _ in range(2)]
     method, x = DensitySoftmax(ds.Headless(models[0], "1"), 3), torch.randn(9, 5)
+    method.mark_fitted()
     method.save(tmp_path / "model.safetensors")
     loaded = ds.load(tmp_path / "model.safetensors", ds.Headless(models[1], "1"))
     assert same(loaded.predict(x), method.eval().predict(x))

@@ -130,6 +130,7 @@ def _check_request(model: Method, path: Path, heldout: Any, quantize: Any) -> No
             f"a {type(model).__name__} cannot be exported: pass a trained method, such as "
             "density_softmax.attach returns, or the model_ of a DensitySoftmaxClassifier"
         )
+    model.check_fitted("export")
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: choose a name that ends in {' or '.join(FORMATS)}")
     if quantize is not None and path.suffix != ".onnx":

@@ -76,26 +76,44 @@ def fit(
     with torch.random.fork_rng(cuda), Bars(progress and fabric.is_global_zero) as bars:
         inspection = sources["train"].inspection
         setting = Setting(fabric, method, seed, engine, checkpoints, bars, inspection)
-        _run_stages(setting, sources, features or {}, stages)
+        try:
+            _run_stages(setting, sources, features or {}, stages)
+        finally:
+            method.mark_fitted(False)  # interrupted, it is neither what it was nor trained
+    sources["train"].inspection.describe(method)
     method.eval()
+    method.mark_fitted()
     return checkpoints
 
 
 def _inspected(method: Any, train: Any, heldout: Any) -> dict[str, InspectedSource]:
-    """The data of both splits, those in memory looked at, the others looked at as they are read.
-
-    Two classes are needed where an encoder is trained. The held-out data are no training: they may
-    have any classes, but one row that is no number would make every threshold none.
-    """
+    """The data of both splits; two classes are needed where an encoder is trained."""
     if not isinstance(method, Method):
         raise UserError(
             f"fit trains a method, not a {type(method).__name__}: put the network into one, such "
             "as DensitySoftmax(encoder, num_classes), or give a trained classifier to attach"
         )
     learns = any(isinstance(stage, Train) and stage.on == "inputs" for stage in method.stages())
+    return inspected(method.num_classes, train, heldout, least_classes=2 if learns else 1)
+
+
+def inspected(
+    num_classes: int, train: Any, heldout: Any, least_classes: int = 1
+) -> dict[str, InspectedSource]:
+    """The data of both splits, those in memory looked at, the others looked at as they are read.
+
+    The held-out data are no training: they may have any classes, but one row that is no number
+    would make every threshold none.
+
+    Args:
+        num_classes: how many classes there are.
+        train: a DataLoader, a Dataset, a pair (inputs, labels) or a Source.
+        heldout: the same for the data that calibrate.
+        least_classes: how many the training data have to show.
+    """
     inspections = {
-        "train": Inspection(method.num_classes, least_classes=2 if learns else 1),
-        "heldout": Inspection(method.num_classes, "held-out (calibration)", least_classes=1),
+        "train": Inspection(num_classes, least_classes=least_classes),
+        "heldout": Inspection(num_classes, "held-out (calibration)", least_classes=1),
     }
     data = {"train": as_source(train), "heldout": as_source(heldout)}
     sources = {split: InspectedSource(data[split], inspections[split]) for split in data}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, final
 
@@ -74,7 +74,12 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def as_batch(x: Any, like: Tensor, example_dtype: torch.dtype | None) -> Tensor:
+def as_batch(
+    x: Any,
+    like: Tensor,
+    example_shape: tuple[int, ...] | None,
+    example_dtype: torch.dtype | None,
+) -> Tensor:
     """Inputs as a tensor on the device of the network.
 
     Floats take the network's type. Integers do so only if the network was built with floats:
@@ -83,16 +88,47 @@ def as_batch(x: Any, like: Tensor, example_dtype: torch.dtype | None) -> Tensor:
     Args:
         x: numbers, (batch, ...).
         like: a parameter of the network.
-        example_dtype: of the example that the network was built with.
+        example_shape: of one input of the example that the network was built with.
+        example_dtype: of that example.
     """
-    found = as_numbers(x)
-    if found is None:
-        raise UserError(f"inputs of type {np.asarray(x).dtype}: predict takes numbers")
-    if found.ndim < 2:
-        raise UserError(f"inputs of shape {tuple(found.shape)}: predict takes a batch of them")
+    found = _as_numbers(x)
+    if tuple(found.shape) == example_shape or found.ndim < 2:
+        raise UserError(
+            f"inputs of shape {tuple(found.shape)}: predict takes a batch of them, pass x[None] "
+            "for a single one"
+        )
     found, types = found.to(like.device), (found.dtype, example_dtype)
     floats = any(dtype is not None and dtype.is_floating_point for dtype in types)
     return found.to(like.dtype) if floats else found
+
+
+def _as_numbers(x: Any) -> Tensor:
+    """The tensor of what may be an array; anything else is refused by its kind."""
+    wanted = "predict takes a batch of numbers, a tensor or an array (batch, ...)"
+    if isinstance(x, torch.utils.data.DataLoader | torch.utils.data.Dataset):
+        raise UserError(
+            f"inputs are a {type(x).__name__}: {wanted}; call it batch by batch, such as "
+            "[model.predict(x) for x, _ in loader]"
+        )
+    if isinstance(x, Mapping):
+        names = ", ".join(map(str, x))
+        raise UserError(f"inputs are a {type(x).__name__} of {names}: {wanted}; pass one of them")
+    try:
+        found = as_numbers(_stacked(x))
+    except ValueError:
+        raise UserError(
+            f"inputs are a {type(x).__name__} of rows that differ in shape: {wanted}; pass the "
+            "inputs alone, without labels, all of one shape"
+        ) from None
+    if found is None:
+        raise UserError(f"inputs of type {np.asarray(x).dtype}: {wanted}")
+    return found
+
+
+def _stacked(x: Any) -> Any:
+    """A list of tensors as one, which numpy would take apart number by number."""
+    tensors = isinstance(x, list | tuple) and len(x) > 0 and isinstance(x[0], Tensor)
+    return np.stack([part.detach().cpu().numpy() for part in x]) if tensors else x
 
 
 @final

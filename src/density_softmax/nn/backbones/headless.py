@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, final
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from density_softmax.errors import UserError
 from density_softmax.nn.taps import CallRecorder
@@ -39,6 +40,11 @@ class Headless(nn.Module):
         head = self.model.get_submodule(self.head_name)
         assert isinstance(head, nn.Linear)
         return head
+
+    def logits(self, features: Tensor) -> Tensor:
+        """What the head makes of features, (batch, classes); columns behind its own are ignored."""
+        z = features[:, : self.num_features].to(self.head.weight.dtype)
+        return F.linear(z, self.head.weight, self.head.bias).float()
 
     def forward(self, x: Tensor) -> Tensor:
         """The features of a batch, (batch, num_features)."""
