@@ -160,6 +160,8 @@ def _check_kind(encoder: Headless) -> None:
     head = encoder.head
     if head.weight.dtype != torch.float32:
         raise UserError(f"the model computes in {head.weight.dtype}: pass model.float()")
+    if head.weight.is_meta:
+        raise UserError("the model is on the device meta, without weights: load them first")
     if head.out_features == 1:
         raise UserError(
             f"the head '{encoder.head_name}' returns a single logit, of a sigmoid: replace it by "

@@ -224,7 +224,7 @@ def as_numbers(values: Any) -> Tensor | None:
         values: a tensor, an array, or anything that numpy makes one of.
     """
     if isinstance(values, Tensor):
-        return values
+        return None if values.is_complex() else values
     # Torch takes neither read-only arrays nor negative strides: such are copied.
     array = np.require(values, requirements=["C", "W"])
     return torch.as_tensor(array) if array.dtype.kind in "biuf" else None

@@ -15,7 +15,7 @@ from density_softmax.engine.runtime import EngineConfig
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.metrics.scoring import accuracy, ece, nll
-from density_softmax.nn.execution import seeded
+from density_softmax.nn.execution import explained, seeded
 from density_softmax.training import Estimate, Stage, Values
 from density_softmax.types import Batch, Prediction, Scores, Source
 
@@ -66,7 +66,11 @@ def read_rows(
     bar = bars.add(name, num_batches(len(source), config.predict_batch_size))
 
     def rows(batch: Batch) -> Values:
-        z, x = method.features(batch.x).float(), batch.x
+        x = batch.x
+        try:
+            z = method.features(x).float()
+        except (RuntimeError, IndexError) as error:
+            raise explained(error, x, method.example_shape, method.example_dtype) from error
         level, size = _moments(x)
         found = {"z": z, "y": batch.y, "label": logits(z).argmax(-1)}
         return found | {"digest": digests(x).to(x.device), "level": level, "size": size}

@@ -22,6 +22,7 @@ from density_softmax.engine.runtime import EngineConfig, PeakMemory, derive_seed
 from density_softmax.engine.stage_cache import StageCache
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
+from density_softmax.nn.execution import explained
 from density_softmax.training import Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Source
 
@@ -78,6 +79,8 @@ def fit(
         setting = Setting(fabric, method, seed, engine, checkpoints, bars, inspection)
         try:
             _run_stages(setting, sources, features or {}, stages)
+        except (RuntimeError, IndexError) as error:
+            raise _explained(error, method, sources) from error
         finally:
             method.mark_fitted(False)  # interrupted, it is neither what it was nor trained
     sources["train"].inspection.describe(method)
@@ -120,6 +123,23 @@ def inspected(
     for source in sources.values():
         source.look_ahead()
     return sources
+
+
+def _explained(
+    error: Exception, method: Method, sources: Mapping[str, InspectedSource]
+) -> Exception:
+    """The error of a network in the user's words, if it complains about its precision or inputs."""
+    train, heldout = (sources[split].inspection.example for split in ("train", "heldout"))
+    if train is None:
+        return error
+    x = train if heldout is None or heldout.shape[1:] == train.shape[1:] else heldout
+    found = explained(error, x, method.example_shape, method.example_dtype)
+    precision = next(method.parameters()).dtype
+    if found is error or precision == torch.float32:
+        return found
+    return UserError(
+        f"the method computes in {precision}: pass method.float(); EngineConfig has precision="
+    )
 
 
 def _run_stages(

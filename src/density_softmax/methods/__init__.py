@@ -30,9 +30,6 @@ from density_softmax.types import Calibration
 
 __all__ = ["Method", "MethodConfig", "load"]
 
-# All metadata of files from before checksums.
-UNSIGNED = {"method", "num_classes", "version", "example_shape", "example_dtype"}
-
 
 def __getattr__(name: str) -> Any:
     """The method whose class has that name."""
@@ -80,10 +77,10 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
 
 
 def _check_content(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Refuse a file that is not what was written; one from before checksums has none."""
+    """Refuse a file that is not what was written."""
     checksum = metadata.pop(CHECKSUM, None)
-    if checksum is None and metadata.keys() <= UNSIGNED:
-        return
+    if checksum is None:
+        raise StorageError(f"{path}: not written by Method.save, it has no checksum")
     if checksum != hash_content(tensors, metadata):
         raise StorageError(
             f"{path}: damaged, its content does not match its checksum; copy it again from where "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.errors import UserError
-from density_softmax.nn.execution import CallerLock, as_batch, evaluating, seeded
+from density_softmax.nn.execution import CallerLock, as_batch, evaluating, explained, seeded
 from density_softmax.types import Calibration, Prediction
 
 C = TypeVar("C", bound="Classifier")
@@ -39,8 +39,12 @@ class Classifier(nn.Module, ABC):
 
     def __init__(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> None:
         super().__init__()
+        if not isinstance(encoder, nn.Module):
+            raise UserError(f"the encoder is a {type(encoder).__name__}: pass a torch.nn.Module")
         if num_classes < 2:
-            raise UserError(f"num_classes={num_classes}: a classifier needs at least two")
+            raise UserError(
+                f"num_classes={num_classes}: a classifier needs at least two, also for yes or no"
+            )
         self.encoder, self.num_classes = encoder, num_classes
         self.example_shape: tuple[int, ...] | None = None
         self.example_dtype: torch.dtype | None = None
@@ -132,19 +136,7 @@ class Classifier(nn.Module, ABC):
             try:
                 return self.guarded(x)
             except (RuntimeError, IndexError) as error:
-                self._explain(x, error)
-                raise
-
-    def _explain(self, x: Tensor, error: Exception) -> None:
-        """Say it in other words if a network failed on inputs unlike those it was built with."""
-        own = self.example_shape, self.example_dtype
-        if own[0] is None or own == (tuple(x.shape[1:]), x.dtype):
-            return
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"the model cannot read inputs of shape {tuple(x.shape)} and type {x.dtype}: it was "
-            f"built with (batch, {', '.join(map(str, own[0]))}) and {own[1]} ({reason})"
-        ) from error
+                raise explained(error, x, self.example_shape, self.example_dtype) from error
 
     def guarded(self, x: Tensor) -> Prediction:
         """`forward` with bad rows flagged: what `predict` serves and what is exported."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -14,6 +15,13 @@ from torch import Tensor, nn
 
 from density_softmax.errors import UserError
 from density_softmax.types import as_numbers
+
+# What torch says of inputs whose shape or type a layer does not take.
+INPUT_TROUBLE = re.compile(
+    r"shapes cannot be multiplied|xpected (input|.* channels|.*\dD)|Given groups"
+    r"|xpected tensor for argument|normalized_shape|running_mean should|same dtype|Input type"
+    r"|index out of range in self|size of tensor|is invalid for input of size"
+)
 
 
 @contextlib.contextmanager
@@ -100,6 +108,33 @@ def as_batch(
     found, types = found.to(like.device), (found.dtype, example_dtype)
     floats = any(dtype is not None and dtype.is_floating_point for dtype in types)
     return found.to(like.dtype) if floats else found
+
+
+def explained(
+    error: Exception,
+    x: Tensor,
+    example_shape: tuple[int, ...] | None = None,
+    example_dtype: torch.dtype | None = None,
+) -> Exception:
+    """An error of a network in the user's words, if it complains about its inputs.
+
+    Args:
+        error: what torch raised.
+        x: the inputs, (batch, ...).
+        example_shape: of one input of the example that the network was built with.
+        example_dtype: of that example.
+
+    Returns:
+        A `UserError`, or the error itself if it is about something else.
+    """
+    reason = str(error).partition("\n")[0]
+    if not INPUT_TROUBLE.search(reason):
+        return error
+    text = f"the network cannot read inputs of shape {tuple(x.shape)} and type {x.dtype}"
+    if example_shape is not None:
+        sizes = ", ".join(map(str, ("batch", *example_shape)))
+        text += f"; it was built with ({sizes}) and {example_dtype}"
+    return UserError(f"{text}: pass inputs as it was trained on, a row per sample ({reason})")
 
 
 def _as_numbers(x: Any) -> Tensor:
