@@ -145,8 +145,7 @@ def _measured(method: Method, heldout: ArraySource, seed: int, batch_size: int) 
     """The scores of a fitted method, and thresholds for its epistemic uncertainty."""
     probs = cross_validate(method, heldout.x, heldout.y, seed, batch_size)
     epistemic = predict_features(method, heldout.x, batch_size).epistemic
-    thresholds = {str(share): value for share, value in thresholds_of(epistemic.numpy()).items()}
-    return {"after": scores(probs, heldout.y), "thresholds": thresholds}
+    return {"after": scores(probs, heldout.y), "thresholds": thresholds_of(epistemic.numpy())}
 
 
 def _temperature(method: Method) -> float | None:

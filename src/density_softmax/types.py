@@ -100,7 +100,7 @@ class Calibration:
     temperature: float | None
     before: Scores
     after: Scores
-    thresholds: Mapping[str, float]
+    thresholds: Mapping[float, float]
     warnings: tuple[str, ...]
 
     @classmethod
@@ -108,14 +108,13 @@ class Calibration:
         """From what `dataclasses.asdict` gave, or JSON made of it."""
         scores = {name: Scores(**values[name]) for name in ("before", "after")}
         texts = {name: tuple(values[name]) for name in ("layers", "warnings")}
-        return cls(**{**values, **scores, **texts})
+        thresholds = {float(share): value for share, value in values["thresholds"].items()}
+        return cls(**{**values, **scores, **texts, "thresholds": thresholds})
 
     def lines(self) -> list[str]:
         """A few lines of text."""
         layers = f"; layers {', '.join(self.layers)}" if self.layers else ""
-        shares = ", ".join(
-            f"{float(share):.0%}: {value:.4g}" for share, value in self.thresholds.items()
-        )
+        shares = ", ".join(f"{share:.0%}: {value:.4g}" for share, value in self.thresholds.items())
         temperature = "" if self.temperature is None else f"temperature {self.temperature:.3g}; "
         return [
             f"  head {self.head}{layers}",

@@ -401,7 +401,18 @@ def test_whole_numbers_of_any_type_are_labels() -> None:
         (["cat"] * 10, r"labels are text: encode them as integers 0\.\.K-1 .*LabelEncoder"),
         (np.array(["cat", None] * 5), "labels are of type object: encode them as integers"),
     ],
-    ids=["halves", "nan", "column", "one-hot", "multi-label", "soft", "tokens", "pixels", "text", "objects"],
+    ids=[
+        "halves",
+        "nan",
+        "column",
+        "one-hot",
+        "multi-label",
+        "soft",
+        "tokens",
+        "pixels",
+        "text",
+        "objects",
+    ],
 )
 def test_labels_that_are_no_integers_are_refused_with_the_remedy(y: object, message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -3,7 +3,6 @@ import pytest
 from density_softmax.nn.classifier import Classifier
 
 
-
 @pytest.fixture(autouse=True)
 def weights_set_by_hand(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests of an equation set the weights themselves: methods answer without a training.

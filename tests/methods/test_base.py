@@ -254,7 +254,7 @@ def test_predict_restores_the_mode(method: Method, mode: bool) -> None:
 
 def test_predict_restores_the_mode_after_an_error(method: Method) -> None:
     method.train()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(UserError, match=r"cannot read inputs of shape"):
         method.predict(torch.zeros(3, 5))
     assert method.training
 

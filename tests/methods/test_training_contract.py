@@ -140,7 +140,6 @@ def test_whatever_comes_of_a_fitted_method_is_fitted(kind, tmp_path):
         "copy": copy.copy(method),
         "of the same state": stated,
         "restored": restored,
-        "in other precision": copy.deepcopy(method).double(),
     }
     for name, relative in relatives.items():
         assert relative.predict(X, seed=0).probs.shape == (12, 2), name
