@@ -36,7 +36,7 @@ def vector_model() -> DensitySoftmax:
         evidence = method.logits_and_evidence(method.features(draw(64, 2)))[1]
         method.scale.threshold.copy_(evidence.log_prob.median())
         method.scale.lowest.copy_(evidence.log_prob.min())
-    return method.eval()
+    return method.mark_fitted().eval()
 
 
 def image_model() -> DensitySoftmax:
@@ -57,7 +57,7 @@ def image_model() -> DensitySoftmax:
     )
     method = around(Headless(model, "1"), config, draw(1, *IMAGE_SHAPE))
     method.scale.decay.fill_(0.1)
-    return method.eval()
+    return method.mark_fitted().eval()
 
 
 def settle_statistics(network: nn.Module, x: Tensor) -> None:
