@@ -179,7 +179,14 @@ BAD_INPUT = {
     ),
     "no precision": (["train", "toy", "--set", "engine.precision=foo"], "Allowed precision values"),
     "no points": (["train", "toy", "--set", "data.num_points=0"], "choose 1 or more"),
-    "nothing held out": (["train", "toy", "--set", "data.heldout=0"], "choose a fraction between"),
+    "nothing held out": (
+        ["train", "toy", "--set", "data.heldout=0"],
+        "stage scale: reads held-out data, and there are none",
+    ),
+    "too little held out": (
+        ["train", "toy", "--set", "data.heldout=1e-9"],
+        "choose a fraction between",
+    ),
     "no assignment": (["train", "toy", "--set", "method"], "path=value"),
     "no run": (["evaluate", "nowhere"], "not a run directory"),
     "nothing to report": (["report", "nowhere"], "nowhere"),

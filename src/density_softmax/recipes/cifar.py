@@ -32,7 +32,7 @@ ADAM = replace(TRAIN, optimizer=Adam(lr=1e-3))
 # loss. Rates are base · 64 / 128 with a base of .1.
 LONGER = replace(TRAIN, epochs=250, optimizer=SGD(lr=0.05))
 LATER = replace(LONGER, schedule=Steps(milestones=(80, 160, 180)))
-# `train_due.py` of DUE, without the dropout of rate .3 of its network.
+# `train_due.py` of DUE.
 DUE_TRAIN = Descent(
     epochs=200,
     batch_size=128,
@@ -85,8 +85,9 @@ WIDE: Methods = {
         centroid_size=640,
         descent=replace(DUE_TRAIN, optimizer=SGD(lr=0.05, nesterov=False, weight_decay=5e-4)),
     ),
-    "due": lambda: methods.DUE.Config(descent=DUE_TRAIN),
-    "ddu": lambda: methods.DDU.Config(descent=DDU_TRAIN),
+    # Momentum and dropout are those of the wide ResNets in the code of DUE and DDU.
+    "due": lambda: methods.DUE.Config(norm_momentum=0.01, dropout=0.3, descent=DUE_TRAIN),
+    "ddu": lambda: methods.DDU.Config(norm_momentum=0.01, dropout=0.3, descent=DDU_TRAIN),
 }
 
 
