@@ -39,6 +39,19 @@ def at_least(settings: object, **bounds: float) -> None:
             raise ConfigError(f"{name}={value}: choose {bound} or more")
 
 
+def shares(settings: object, *names: str) -> None:
+    """Refuse a field that is no share below 1.
+
+    Args:
+        settings: a config.
+        names: of fields that must be 0 or more and less than 1; None is accepted.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not 0 <= value < 1:
+            raise ConfigError(f"{name}={value}: choose 0 or more and less than 1")
+
+
 def local(default: Any) -> Any:
     """A field that says where to compute or to read, not what: it names no variant of a result.
 

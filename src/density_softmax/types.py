@@ -204,6 +204,8 @@ class Task:
 class Data:
     """Everything a run reads: a training set, a slice held out of it, and sets to evaluate on.
 
+    `heldout` is None where all training data train.
+
     `normalisation` says in plain values how a raw input becomes what a network reads, for those
     who serve a model without this data: `kind` is `images` or `table`, `mean` and `std` are per
     channel or column, and `columns` names the columns of a table. Empty if inputs are used as is.
@@ -211,7 +213,7 @@ class Data:
 
     task: Task
     train: Source
-    heldout: Source
+    heldout: Source | None
     splits: tuple[Split, ...]
     normalisation: Mapping[str, Any] = field(default_factory=dict)
 

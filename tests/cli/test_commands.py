@@ -179,7 +179,14 @@ BAD_INPUT = {
     ),
     "no precision": (["train", "toy", "--set", "engine.precision=foo"], "Allowed precision values"),
     "no points": (["train", "toy", "--set", "data.num_points=0"], "choose 1 or more"),
-    "nothing held out": (["train", "toy", "--set", "data.heldout=0"], "choose a fraction between"),
+    "nothing held out": (
+        ["train", "toy", "--set", "data.heldout=0"],
+        "stage scale: reads held-out data, and there are none",
+    ),
+    "too little held out": (
+        ["train", "toy", "--set", "data.heldout=1e-9"],
+        "choose a fraction between",
+    ),
     "no assignment": (["train", "toy", "--set", "method"], "path=value"),
     "no run": (["evaluate", "nowhere"], "not a run directory"),
     "nothing to report": (["report", "nowhere"], "nowhere"),
@@ -271,3 +278,15 @@ def test_a_killed_process_resumes_to_the_weights_of_an_undisturbed_one(tmp_path)
     whole = load_file(tmp_path / "whole" / "stages" / "head.done.safetensors")
     assert ours.keys() == whole.keys()
     assert all(ours[name].equal(whole[name]) for name in whole)
+
+
+def test_a_run_without_a_held_out_slice_is_trained_exported_and_reported(tmp_path, monkeypatch):
+    changes = settings("data.heldout=0", "method.descent.epochs=1")
+    out, model = tmp_path / "runs" / "erm", tmp_path / "model.pt2"
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--method", "deterministic", *changes, "--out", out)
+    assert call(monkeypatch, "train", "toy", *arguments) == 0
+    assert Run.at(out).data.heldout is None
+    assert call(monkeypatch, "export", out, model) == 0
+    assert call(monkeypatch, "report", tmp_path / "runs") == 0
+    assert call(monkeypatch, "export", out, tmp_path / "int8.onnx", "--int8") == 2

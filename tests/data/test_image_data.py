@@ -218,6 +218,18 @@ def test_no_set_takes_the_name_of_something_else_in_a_run(root, tmp_path, name):
         load(root, "pets", image_size=8, ood=(str(tmp_path / name),))
 
 
+def test_without_a_held_out_slice_every_image_trains(root):
+    data, other = load(root, "svhn", heldout=0.0), load(root, "svhn", heldout=0.2)
+    assert data.heldout is None
+    assert len(data.train) == len(other.train) + len(other.heldout) == 30
+    assert len(data.splits[0].source) == 20
+
+
+def test_a_test_set_is_never_left_out(root):
+    with pytest.raises(DataError, match="leaves nothing on one side"):
+        load(root, "mine.npz", heldout=0.0, test_fraction=0.0)
+
+
 def test_settings_that_cannot_be_are_refused(root):
     with pytest.raises(ConfigError, match=r"mean=\(0\.5,\): expected 3 entries"):
         load(root, "mine.npz", mean=(0.5,))

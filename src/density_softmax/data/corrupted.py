@@ -23,6 +23,7 @@ from density_softmax.data.corruptions import (
     ALL_CORRUPTIONS,
     CORRUPTIONS,
     EXTRA_CORRUPTIONS,
+    PIXELS,
     SEVERITIES,
     corrupt,
 )
@@ -242,6 +243,7 @@ def _write_manifest(out: Path, name: str, images: LabelledImages, corruption: Co
         "shape": list(images.shape),
         "severities": list(corruption.severities),
         "seed": corruption.seed,
+        "pixels": PIXELS,
     }
     found = _manifest(out)
     if found and found != wanted:

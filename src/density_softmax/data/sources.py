@@ -136,6 +136,22 @@ def hold_out(
     return permutation[num_heldout:].sort().values, permutation[:num_heldout].sort().values
 
 
+def hold_out_any(
+    num_samples: int, fraction: float, seed: int, name: str = "the data"
+) -> tuple[Tensor, Tensor | None]:
+    """Split as `hold_out` does, or keep all samples for training where the fraction is exactly 0.
+
+    Args:
+        num_samples: how many there are to split.
+        fraction: share that is held out, less than 1.
+        seed: decides which.
+        name: what an error calls the set.
+    """
+    if fraction == 0:
+        return torch.arange(num_samples), None
+    return hold_out(num_samples, fraction, seed, name)
+
+
 def checked_splits(*splits: Split) -> tuple[Split, ...]:
     """Return `splits`, after checking that their names can be told apart in rows.
 

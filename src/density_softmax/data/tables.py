@@ -28,7 +28,13 @@ from density_softmax.data.readers import (
     refuse_missing_labels,
     require,
 )
-from density_softmax.data.sources import ArraySource, DataConfig, checked_splits, hold_out
+from density_softmax.data.sources import (
+    ArraySource,
+    DataConfig,
+    checked_splits,
+    hold_out,
+    hold_out_any,
+)
 from density_softmax.errors import DataError
 from density_softmax.types import Data, Split, Task
 
@@ -108,7 +114,8 @@ class Table(DataConfig, kind="table"):
         shifts: files of the same classes under other conditions.
         ood: files of anything else; their labels are not used.
         label: name of the label column; null takes the last.
-        heldout: share of the training rows kept for calibration, chosen by the seed.
+        heldout: share of the training rows kept for calibration, chosen by the seed. With 0 all
+            rows train, for methods without a stage that reads held-out data.
         test_fraction: share that becomes `iid`; the same rows for every seed.
     """
 
@@ -126,12 +133,12 @@ class Table(DataConfig, kind="table"):
         task = Task(class_order(train.labels or ()), (len(train.columns.features),))
         if task.num_classes < 2:
             raise DataError(f"{self.train}: classes {task.class_names}; training needs two")
-        kept, heldout = hold_out(len(train.x), self.heldout, seed, self.train)
+        kept, heldout = hold_out_any(len(train.x), self.heldout, seed, self.train)
         prepare = Standardization.of(train.x[kept])
         return Data(
             task=task,
             train=train.take(kept).source(task, prepare),
-            heldout=train.take(heldout).source(task, prepare),
+            heldout=None if heldout is None else train.take(heldout).source(task, prepare),
             splits=checked_splits(
                 Split("iid", "iid", test.source(task, prepare)),
                 *_splits(self.shifts, "shift", train.columns, task, prepare),

@@ -119,7 +119,7 @@ class Descender:
         number: int,
         stage: Train,
         source: Source,
-        heldout: Source,
+        heldout: Source | None,
         spent: float,
     ) -> None:
         self.setting, self.number, self.stage = setting, number, stage
@@ -246,9 +246,9 @@ class Descender:
         self.patience.look(record)
 
     def _monitor(self) -> dict[str, float]:
-        """Means of the monitored values over the held-out slice."""
+        """Means of the monitored values over the held-out slice, if there is one."""
         monitor = self.stage.monitor
-        if monitor is None:
+        if monitor is None or self.heldout is None:
             return {}
 
         def sums(batch: Batch) -> Values:
@@ -283,6 +283,22 @@ def check_trainable(stages: Iterable[Stage]) -> None:
             raise UserError(
                 f"stage {stage.name}: all that it trains is frozen; set requires_grad_(True) on "
                 "some of it, or leave the stage out of the config"
+            )
+
+
+def check_heldout(stages: Iterable[Stage], heldout: object | None) -> None:
+    """Refuse a stage that needs held-out data where there are none.
+
+    Args:
+        stages: of a method.
+        heldout: the held-out data, or None.
+    """
+    for stage in stages if heldout is None else ():
+        patient = isinstance(stage, Train) and stage.descent.patience is not None
+        if stage.split == "heldout" or patient:
+            raise UserError(
+                f"stage {stage.name}: reads held-out data, and there are none; pass some, or in a "
+                "recipe set data.heldout=0.1" + (", or set patience=null" if patient else "")
             )
 
 

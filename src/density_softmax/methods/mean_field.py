@@ -66,7 +66,7 @@ class MeanField(Method):
     def setup(self, example: Tensor | None) -> None:
         """Add the head, and give a posterior to its weights and all of the encoder's."""
         self.head = nn.Linear(self.num_features, self.num_classes)
-        self.kl = AnnealedKL(self.config.annealing_epochs)
+        self.kl = AnnealedKL(self.config.annealing_epochs, self.config.descent.batch_size)
         replace_layers(self, self._flipout)
 
     def _flipout(self, name: str, layer: nn.Module) -> Flipout | None:

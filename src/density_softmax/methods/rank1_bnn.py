@@ -78,7 +78,7 @@ class Rank1BNN(Method):
     def setup(self, example: Tensor | None) -> None:
         """Add the head, and make members of its layer and all of the encoder's."""
         self.head = nn.Linear(self.num_features, self.num_classes)
-        self.kl = AnnealedKL(self.config.annealing_epochs)
+        self.kl = AnnealedKL(self.config.annealing_epochs, self.config.descent.batch_size)
         replace_layers(self, self._member_layer)
 
     def _member_layer(self, name: str, layer: nn.Module) -> nn.Module | None:

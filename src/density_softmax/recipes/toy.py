@@ -38,9 +38,7 @@ METHODS: Methods = {
     # orthogonal frequencies.
     "sngp": lambda: methods.SNGP.Config(
         bound=0.9,
-        process=RandomFeatureProcess.Config(
-            num_features=1024, num_inputs=None, normalize=False, length_scale=1.0, scaled=True
-        ),
+        process=RandomFeatureProcess.Config(length_scale=1.0, scaled=True),
         mean_field_factor=math.pi / 8,
         descent=TRAIN,
     ),

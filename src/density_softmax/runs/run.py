@@ -387,11 +387,12 @@ def _identity(description: Mapping[str, Any]) -> dict[str, Any]:
 def _hash_samples(data: Data) -> list[Any]:
     """The number of training and held-out samples, and a digest of them."""
     digest = hashlib.sha256()
-    for source in (data.train, data.heldout):
+    sources = [source for source in (data.train, data.heldout) if source is not None]
+    for source in sources:
         step = 1 if len(source) <= FEW else len(source) // NUM_HASHED
         chosen = range(0, len(source), step)
         batches = [chosen[start : start + AT_ONCE] for start in range(0, len(chosen), AT_ONCE)]
         for batch in source.read(batches, torch.device("cpu")):
             hash_tensor(digest, batch.x)
             hash_tensor(digest, batch.y)
-    return [len(data.train), len(data.heldout), digest.hexdigest()]
+    return [*(len(source) for source in sources), digest.hexdigest()]
