@@ -73,9 +73,28 @@ class Recipe:
 
 
 class Suite(NamedTuple):
-    """What all methods share on one data set, and the settings of each."""
+    """What all methods share on one data set, and the settings of each.
+
+    Attributes:
+        methods: settings by kind. A post-hoc method needs none: it has its defaults, on the
+            training of ERM and the layers that Density-Softmax reads.
+    """
 
     data: DataConfig
     encoder: BackboneConfig
     methods: Methods
     engine: EngineConfig = EngineConfig()
+
+    def settings(self, kind: str) -> MethodConfig | None:
+        """The settings of a method, or None if there are none."""
+        if kind in self.methods:
+            return self.methods[kind]()
+        member = MethodConfig.members.get(kind)
+        if member is None or member.group != "posthoc":
+            return None
+        shared = {
+            "descent": getattr(self.methods["deterministic"](), "descent"),
+            "layers": getattr(self.methods["density_softmax"](), "layers"),
+        }
+        names = {field.name for field in fields(member)}  # type: ignore[arg-type]
+        return member(**{name: value for name, value in shared.items() if name in names})
