@@ -9,7 +9,8 @@ from typing import Any
 
 from density_softmax.config import ConfigError, assignment, override, parse_assignment
 from density_softmax.errors import UserError
-from density_softmax.methods.base import Group, MethodConfig, kinds_of
+from density_softmax.methods import kinds_of
+from density_softmax.methods.base import Group, MethodConfig
 from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.recipes.ablations import find_variants
 from density_softmax.runs.run import Run, shared_root

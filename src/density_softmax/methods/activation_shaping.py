@@ -43,7 +43,7 @@ class ReAct(ShapedEnergy):
     """
 
     @dataclass(frozen=True)
-    class Config(PostHocConfig, kind="react", title="ReAct", rank=240, defines=("score",)):
+    class Config(PostHocConfig, kind="react", title="ReAct", rank=27, defines=("score",)):
         """The published setting.
 
         Attributes:
@@ -97,7 +97,7 @@ class ASH(ShapedEnergy):
     """
 
     @dataclass(frozen=True)
-    class Config(PostHocConfig, kind="ash", title="ASH-S", rank=250, defines=("score",)):
+    class Config(PostHocConfig, kind="ash", title="ASH-S", rank=27, defines=("score",)):
         """The setting of OpenOOD for CIFAR.
 
         Attributes:
@@ -122,7 +122,7 @@ class SCALE(ShapedEnergy):
     """SCALE (Xu et al., ICLR 2024): the energy of exp(r) · z, with the r of ASH-S."""
 
     @dataclass(frozen=True)
-    class Config(PostHocConfig, kind="scale", title="SCALE", rank=260, defines=("score",)):
+    class Config(PostHocConfig, kind="scale", title="SCALE", rank=27, defines=("score",)):
         """The published setting.
 
         Attributes:

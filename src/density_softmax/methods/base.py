@@ -216,13 +216,3 @@ class MethodConfig(Family, package="density_softmax.methods"):
     def ensemble(self) -> tuple[MethodConfig, ...]:
         """The members that are trained as runs of their own, in place of this method's stages."""
         return ()
-
-
-def kinds_of(group: Group) -> list[str]:
-    """The kinds of all methods of a group, in the order of tables.
-
-    Args:
-        group: `paper` or `posthoc`.
-    """
-    found = {kind: config for kind, config in MethodConfig.members.items() if config.group == group}
-    return sorted(found, key=lambda kind: found[kind].rank)

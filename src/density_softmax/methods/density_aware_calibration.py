@@ -30,7 +30,7 @@ class DensityAwareCalibration(Calibration):
         PostHocConfig,
         kind="density_aware_calibration",
         title="Density-Aware Calibration",
-        rank=430,
+        rank=24,
         defines=("probs",),
         stores_data=True,
     ):

@@ -22,7 +22,7 @@ class FDBD(Score):
     """
 
     @dataclass(frozen=True)
-    class Config(PostHocConfig, kind="fdbd", title="fDBD", rank=270, defines=("score",)):
+    class Config(PostHocConfig, kind="fdbd", title="fDBD", rank=28, defines=("score",)):
         """How the network is trained; nothing else is to choose."""
 
     config: Config

@@ -22,7 +22,7 @@ class KNN(Score):
 
     @dataclass(frozen=True)
     class Config(
-        PostHocConfig, kind="knn", title="kNN", rank=300, defines=("score",), stores_data=True
+        PostHocConfig, kind="knn", title="kNN", rank=29, defines=("score",), stores_data=True
     ):
         """The settings of OpenOOD.
 

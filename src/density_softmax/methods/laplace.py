@@ -35,7 +35,7 @@ class LastLayerLaplace(Calibration):
         PostHocConfig,
         kind="laplace",
         title="Last-layer Laplace",
-        rank=440,
+        rank=25,
         defines=("probs",),
     ):
         """How the network is trained; nothing else is to choose."""

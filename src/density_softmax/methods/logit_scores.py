@@ -20,7 +20,7 @@ class MaxSoftmax(Score):
         PostHocConfig,
         kind="max_softmax",
         title="Max softmax",
-        rank=200,
+        rank=26,
         defines=("score",),
     ):
         """How the network is trained."""
@@ -37,7 +37,7 @@ class MaxLogit(Score):
     """Maximum logit (Hendrycks et al., ICML 2022): −max_k g(z)_k."""
 
     @dataclass(frozen=True)
-    class Config(PostHocConfig, kind="max_logit", title="Max logit", rank=210, defines=("score",)):
+    class Config(PostHocConfig, kind="max_logit", title="Max logit", rank=26, defines=("score",)):
         """How the network is trained."""
 
     config: Config
@@ -52,7 +52,7 @@ class Energy(Score):
     """Energy (Liu et al., NeurIPS 2020): −log Σ_k exp g(z)_k."""
 
     @dataclass(frozen=True)
-    class Config(PostHocConfig, kind="energy", title="Energy", rank=220, defines=("score",)):
+    class Config(PostHocConfig, kind="energy", title="Energy", rank=26, defines=("score",)):
         """How the network is trained."""
 
     config: Config
@@ -67,7 +67,7 @@ class GEN(Score):
     """Generalised entropy (Liu et al., CVPR 2023): Σ_k p_k^γ (1 − p_k)^γ of the M largest p_k."""
 
     @dataclass(frozen=True)
-    class Config(PostHocConfig, kind="gen", title="GEN", rank=230, defines=("score",)):
+    class Config(PostHocConfig, kind="gen", title="GEN", rank=26, defines=("score",)):
         """The published settings.
 
         Attributes:

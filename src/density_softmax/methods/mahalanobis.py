@@ -62,7 +62,7 @@ class Mahalanobis(ClassDistance):
         PostHocConfig,
         kind="mahalanobis",
         title="Mahalanobis",
-        rank=310,
+        rank=29,
         defines=("score",),
     ):
         """How the network is trained; nothing else is to choose."""
@@ -83,7 +83,7 @@ class MahalanobisPlusPlus(ClassDistance):
         PostHocConfig,
         kind="mahalanobis_plus_plus",
         title="Mahalanobis++",
-        rank=330,
+        rank=29,
         defines=("score",),
     ):
         """How the network is trained; nothing else is to choose."""
@@ -111,7 +111,7 @@ class RelativeMahalanobis(ClassDistance):
         PostHocConfig,
         kind="relative_mahalanobis",
         title="Relative Mahalanobis",
-        rank=320,
+        rank=29,
         defines=("score",),
     ):
         """How the network is trained; nothing else is to choose."""
@@ -147,7 +147,7 @@ class GaussianDiscriminant(Score):
         PostHocConfig,
         kind="gaussian_discriminant",
         title="Gaussian discriminant",
-        rank=340,
+        rank=29,
         log_density="log p(z)",
         defines=("score",),
     ):

@@ -28,7 +28,7 @@ class EnsembleTemperatureScaling(Calibration):
         PostHocConfig,
         kind="ensemble_temperature_scaling",
         title="Ensemble temperature scaling",
-        rank=400,
+        rank=21,
         defines=("probs",),
     ):
         """How the network is trained; nothing else is to choose."""
@@ -76,7 +76,7 @@ class VectorScaling(Calibration):
         PostHocConfig,
         kind="vector_scaling",
         title="Vector scaling",
-        rank=410,
+        rank=22,
         defines=("probs",),
     ):
         """How the network is trained; nothing else is to choose."""
@@ -118,7 +118,7 @@ class DirichletScaling(Calibration):
         PostHocConfig,
         kind="dirichlet_scaling",
         title="Dirichlet scaling",
-        rank=420,
+        rank=23,
         defines=("probs",),
     ):
         """How the network is trained; nothing else is to choose."""

@@ -23,7 +23,7 @@ class ViM(Score):
     """
 
     @dataclass(frozen=True)
-    class Config(PostHocConfig, kind="vim", title="ViM", rank=350, defines=("score",)):
+    class Config(PostHocConfig, kind="vim", title="ViM", rank=28, defines=("score",)):
         """The published rule for the subspace.
 
         Attributes:

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from density_softmax.config import ConfigError, override
-from density_softmax.methods.base import kinds_of
+from density_softmax.methods import kinds_of
 from density_softmax.recipes.recipe import Recipe, Suite
 
 __all__ = ["RECIPES", "Recipe", "find_suite", "get_recipe", "prepare"]

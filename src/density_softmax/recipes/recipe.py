@@ -10,6 +10,8 @@ from density_softmax.config import ConfigError, differences, to_dict, without_lo
 from density_softmax.data.sources import DataConfig
 from density_softmax.engine.runtime import EngineConfig
 from density_softmax.methods.base import MethodConfig
+from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.methods.posthoc import PostHocConfig
 from density_softmax.nn.backbones.base import BackboneConfig
 from density_softmax.types import Data
 
@@ -92,9 +94,9 @@ class Suite(NamedTuple):
         member = MethodConfig.members.get(kind)
         if member is None or member.group != "posthoc":
             return None
-        shared = {
-            "descent": getattr(self.methods["deterministic"](), "descent"),
-            "layers": getattr(self.methods["density_softmax"](), "layers"),
-        }
+        erm, ours = self.methods["deterministic"](), self.methods["density_softmax"]()
+        assert isinstance(erm, PostHocConfig)
+        assert isinstance(ours, DensitySoftmax.Config)
+        shared = {"descent": erm.descent, "layers": ours.layers}
         names = {field.name for field in fields(member)}  # type: ignore[arg-type]
         return member(**{name: value for name, value in shared.items() if name in names})
