@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.utils.data import TensorDataset
 
 import density_softmax as ds
-from density_softmax.errors import UserError
+from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
 from density_softmax.nn.taps import LayerReader, pooled
@@ -82,9 +84,21 @@ def data(model, num_samples, seed):
     return x, y
 
 
+@torch.no_grad()
+def balanced(model, head="fc"):
+    """The model with a head that gives every class its share, sharply, as a trained one does."""
+    encoder = ds.Headless(model, head)
+    z = encoder(data(model, 500, 9)[0])
+    encoder.head.bias.copy_(-encoder.head.weight @ z.mean(0))
+    logits = encoder.logits(z)
+    for parameter in encoder.head.parameters():
+        parameter *= 3 / logits.std()
+    return model
+
+
 def build(name):
     torch.manual_seed(0)
-    return MODELS[name]().eval()
+    return balanced(MODELS[name]().eval())
 
 
 def attached(model, layers=(), **options):
@@ -139,6 +153,104 @@ def test_unknown_layers_and_heads_are_answered_with_those_there_are(model):
         attached(model, ["layer9"])
 
 
+def test_deep_layers_are_suggested_by_likeness():
+    model = Nested().eval()
+    with pytest.raises(
+        UserError, match=r"no layer 'stages\.0\.conf'; did you mean stages\.0\.conv,"
+    ):
+        attached(model, ["stages.0.conf"])
+    with pytest.raises(
+        UserError, match=r"no layer 'norm'; did you mean .*stages\.0\.norm.*named_mod"
+    ):
+        attached(model, ["norm"])
+    with pytest.raises(UserError, match=r"no linear layer 'fcc'; did you mean fc\?"):
+        ds.Headless(model, "fcc")
+
+
+class Nested(nn.Module):
+    shape = (3, 8, 8)
+
+    def __init__(self):
+        super().__init__()
+        block = {"conv": nn.Conv2d(3, 3, 3, padding=1), "norm": nn.BatchNorm2d(3)}
+        self.stages = nn.ModuleList([nn.ModuleDict(copy.deepcopy(block)) for _ in range(8)])
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x):
+        for stage in self.stages:
+            x = stage["norm"](stage["conv"](x))
+        return self.fc(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda x, y: (x.index_fill(0, torch.tensor(0), torch.nan), y), "sample 0 has NaN"),
+        (lambda x, y: (x[:, :3], y), r"cannot read inputs of shape \(1, 3\)"),
+        (lambda x, y: (x.long(), y), r"cannot read inputs of shape .* torch.int64"),
+        (lambda x, y: (x, y + 1), "label 3: labels must be 0 to 2"),
+        (lambda x, y: (x[:0], y[:0]), "the data set is empty"),
+    ],
+    ids=["NaN first", "narrow", "integers", "labels from 1", "empty"],
+)
+@pytest.mark.parametrize("wrap", [lambda x, y: (x, y), TensorDataset], ids=["arrays", "data set"])
+def test_training_data_that_cannot_be_read_are_refused_by_what_is_wrong(spoil, message, wrap):
+    model = build("perceptron")
+    with pytest.raises(UserError, match=message):
+        ds.attach(
+            model,
+            head="fc",
+            train=wrap(*spoil(*data(model, 300, 1))),
+            calibration=data(model, 100, 2),
+            engine=ENGINE,
+            progress=False,
+        )
+
+
+def test_calibration_inputs_of_another_width_are_refused_by_their_shape():
+    model = build("perceptron")
+    x, y = data(model, 100, 2)
+    with pytest.raises(UserError, match=r"inputs of shape \(32, 3\) .*built with \(batch, 5\)"):
+        ds.attach(
+            model,
+            head="fc",
+            train=data(model, 300, 1),
+            calibration=(x[:, :3], y),
+            engine=ENGINE,
+            progress=False,
+        )
+
+
+def test_a_head_with_a_single_logit_is_refused_with_the_way_to_two():
+    torch.manual_seed(0)
+    sigmoid = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1)).eval()
+    x = torch.randn(300, 5)
+    y = (sigmoid(x) > sigmoid(x).median()).long().ravel()
+    with pytest.raises(UserError, match=r"'2' returns a single logit.*nn\.Linear\(4, 2\)"):
+        ds.attach(sigmoid, head="2", train=(x, y), calibration=(x, y), progress=False)
+    two = nn.Linear(4, 2)
+    with torch.no_grad():
+        two.weight.copy_(torch.cat([torch.zeros(1, 4), sigmoid[2].weight]))
+        two.bias.copy_(torch.cat([torch.zeros(1), sigmoid[2].bias]))
+    model = nn.Sequential(*sigmoid[:2], two)
+    assert torch.allclose(model(x).softmax(1)[:, 1], sigmoid(x).sigmoid().ravel(), atol=1e-6)
+
+
+def test_a_head_that_answers_for_every_token_is_refused():
+    tagger = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 3))
+    sets = {
+        n: (torch.randint(0, 10, (120, 7)), torch.arange(120) % 3) for n in ("train", "calibration")
+    }
+    with pytest.raises(UserError, match=r"shape \(1, 7, 8\): it answers for every token or pixel"):
+        ds.attach(tagger, head="1", **sets, progress=False)
+
+
+def test_a_model_without_weights_is_refused():
+    sets = {name: data(build("perceptron"), 100, 1) for name in ("train", "calibration")}
+    with pytest.raises(UserError, match="on the device meta, without weights: load them first"):
+        ds.attach(build("perceptron").to("meta"), head="fc", **sets, progress=False)
+
+
 class Narrow(Perceptron):
     """With as many features as classes in a layer that is not its head."""
 
@@ -163,9 +275,15 @@ class Output(nn.Module):
 
 
 def attach_with_head(model, head):
-    x = torch.randn(90, 5)
-    sets = {"train": (x, torch.arange(90) % 3), "calibration": (x, torch.arange(90) % 3)}
-    return ds.attach(model, head=head, **sets, engine=ENGINE, progress=False)
+    """To a network of random weights, whose answers need not be of any use."""
+    encoder, sets = ds.Headless(model, head), {}
+    for name in ("train", "calibration"):
+        x = torch.randn(120, 5)
+        logits = encoder.logits(encoder(x)).detach() if encoder.head.weight.dtype == x.dtype else x
+        sets[name] = x, (logits - logits.mean(0)).argmax(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        return ds.attach(model, head=head, **sets, engine=ENGINE, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -353,12 +471,19 @@ def same(first, second):
     return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(first, second, strict=True))
 
 
-def test_saved_and_loaded_it_says_the_same(model, tmp_path):
+@pytest.mark.parametrize("wrap", [lambda m: ds.Headless(m, "fc"), lambda m: m], ids=["", "plain"])
+def test_saved_and_loaded_it_says_the_same(model, tmp_path, wrap):
     x, _ = data(model, 16, 3)
     method = attached(model, model.layers)
     method.save(tmp_path / "model.safetensors")
-    fresh = ds.Headless(type(model)(), "fc")
+    fresh = wrap(type(model)())
     assert same(ds.load(tmp_path / "model.safetensors", fresh).predict(x), method.predict(x))
+
+
+def test_a_network_without_the_head_of_the_file_is_refused_by_its_name(tmp_path):
+    attached(build("perceptron")).save(tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="the model has no linear layer 'fc'"):
+        ds.load(tmp_path / "model.safetensors", nn.Sequential(nn.Linear(5, 16), nn.Linear(16, 3)))
 
 
 def test_a_head_without_bias_is_saved_and_loaded(tmp_path):
@@ -389,6 +514,7 @@ def test_a_head_of_its_own_is_not_taken_for_the_models(tmp_path):
     torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)).eval() for _ in range(2)]
     method, x = DensitySoftmax(ds.Headless(models[0], "1"), 3), torch.randn(9, 5)
+    method.mark_fitted()
     method.save(tmp_path / "model.safetensors")
     loaded = ds.load(tmp_path / "model.safetensors", ds.Headless(models[1], "1"))
     assert same(loaded.predict(x), method.eval().predict(x))

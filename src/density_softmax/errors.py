@@ -7,3 +7,7 @@ class UserError(ValueError):
 
 class DataError(UserError):
     """Data that cannot be used; the message names the file and the remedy."""
+
+
+class CalibrationWarning(UserWarning):
+    """Data that weaken what is fitted to them; names the number that shows it, and the remedy."""

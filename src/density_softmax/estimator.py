@@ -71,7 +71,8 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         random_state: a number or a RandomState makes `fit` repeatable. None takes a seed from the
             operating system. Global generators are neither used nor changed.
         device: where `fit` computes: "cpu", "cuda" or "auto". The result is always on the CPU, so
-            that a pickle can be loaded anywhere.
+            that a pickle can be loaded anywhere. A pickle can execute code when it is loaded: load
+            only those that you trust, or keep the model as ONNX (`density_softmax.export(model_)`).
         verbose: 1 shows progress bars.
 
     Attributes:

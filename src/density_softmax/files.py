@@ -6,6 +6,7 @@ Nothing is ever unpickled: tensors are kept as safetensors.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 # What Pillow may read, whatever a file is called: an EPS, for one, would start Ghostscript.
 IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+# The name of a checksum among the metadata of a tensor file.
+CHECKSUM = "sha256"
 # Of tensors that do not fit, so many are named in a message.
 NUM_NAMED = 5
 
@@ -138,6 +141,20 @@ def hash_tensor(digest: hashlib._Hash, tensor: Tensor) -> None:
 
     digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
     digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+
+
+def hash_content(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """A checksum of everything that a tensor file says.
+
+    Args:
+        tensors: by name, on any device.
+        metadata: the texts beside them, without the checksum itself.
+    """
+    digest = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        hash_tensor(digest, tensors[name])
+    return digest.hexdigest()
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.data.loaders import as_source
-from density_softmax.engine import EngineConfig, fit
-from density_softmax.errors import UserError
+from density_softmax.data.sources import ArraySource
+from density_softmax.engine import EngineConfig, fit, start
+from density_softmax.engine.calibration import (
+    cross_validate,
+    judge,
+    predict_features,
+    read_rows,
+    scores,
+)
+from density_softmax.engine.fit import inspected
+from density_softmax.engine.progress import Bars
+from density_softmax.errors import CalibrationWarning, UserError
+from density_softmax.methods.base import Method
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.execution import seeded
+from density_softmax.nn.softmax.head import Head
 from density_softmax.nn.taps import CallRecorder
 from density_softmax.recipes.attach import closed_form
+from density_softmax.serve.card import thresholds_of
+from density_softmax.types import Calibration, Source
 
 
 def attach(
@@ -38,6 +53,10 @@ def attach(
     unless `config.head` asks for the head stage; without it the predicted classes stay as well. It
     is put into evaluation mode.
 
+    Calibration data that would make the result void are refused: training samples, too few,
+    inputs on another scale, labels that contradict the model. What weakens it is a
+    `CalibrationWarning`. `summary()` of the result tells what was found and what it changed.
+
     Args:
         model: any classifier with a linear head.
         head: the name of its last linear layer, e.g. "fc".
@@ -51,21 +70,103 @@ def attach(
             `representation` is None: encoder and head are trained.
         seed: decides every random draw.
         engine: devices, processes and precision.
-        progress: draw progress bars.
+        progress: draw progress bars, and print NLL and ECE before and after.
     """
     if isinstance(layers, str):
         raise UserError(f'layers="{layers}" is one name: pass a list, layers=["{layers}"]')
     if config is not None and config.representation is not None:
         raise UserError("config.representation would train the model again: pass None for it")
-    sources = as_source(train), as_source(calibration)
     encoder, config = Headless(model, head), config or closed_form(tuple(layers))
-    if (precision := encoder.head.weight.dtype) != torch.float32:
-        raise UserError(f"the model computes in {precision}: pass model.float()")
+    _check_kind(encoder)
+    sources = inspected(encoder.head.out_features, train, calibration)
     device = next(model.parameters()).device
     with seeded(seed, device):
-        method = _around_checked(encoder, config, next(sources[0].read([[0]], device)).x)
-    fit(method, *sources, seed=seed, engine=engine, progress=progress)
+        method = _around_checked(encoder, config, next(sources["train"].read([[0]], device)).x)
+    options: dict[str, Any] = {"seed": seed, "engine": engine, "progress": progress}
+    fit_calibrated(method, encoder, sources, layers=config.layers, **options)
     return method
+
+
+def fit_calibrated(
+    method: Method,
+    encoder: Headless,
+    sources: Mapping[str, Source],
+    *,
+    layers: Sequence[str] = (),
+    seed: int = 0,
+    engine: EngineConfig | None = None,
+    progress: bool = True,
+) -> None:
+    """Judge the data, fit a method around a trained network, and measure what that changed.
+
+    The network runs once over both sets; everything else is computed from its features.
+
+    Args:
+        method: unfitted, of any kind that does not train the encoder.
+        encoder: the trained network, which the method is built around.
+        sources: the data it was trained on, `train`, and those to calibrate on, `heldout`.
+        layers: names of the layers that the method reads, for the record.
+        seed: decides every random draw.
+        engine: devices, processes and precision.
+        progress: draw progress bars, and print what was measured.
+    """
+    engine = engine or EngineConfig()
+    fabric = start(engine)
+    shown = progress and fabric.is_global_zero
+    fabric.to_device(method)
+    with Bars(shown) as bars:
+        read = partial(read_rows, fabric, method, logits=encoder.logits, config=engine, bars=bars)
+        rows = {split: read(source=s, name=f"features {split}") for split, s in sources.items()}
+    weaknesses = judge(rows, method.num_classes)
+    for weakness in weaknesses:
+        warnings.warn(weakness, CalibrationWarning, stacklevel=3)
+    heldout = ArraySource(rows["heldout"]["z"], rows["heldout"]["y"])
+    # The head may be trained again.
+    before = scores(encoder.logits(heldout.x.to(fabric.device)).softmax(-1).cpu(), heldout.y)
+    features = {"train": ArraySource(rows["train"]["z"], rows["train"]["y"]), "heldout": heldout}
+    splits = sources["train"], sources["heldout"]
+    options: dict[str, Any] = {"seed": seed, "engine": engine, "progress": progress}
+    fit(method, *splits, fabric=fabric, features=features, **options)
+    method.calibration = Calibration(
+        head=encoder.head_name,
+        layers=tuple(layers),
+        num_train=len(features["train"]),
+        num_calibration=len(heldout),
+        temperature=_temperature(method),
+        before=before,
+        warnings=tuple(weaknesses),
+        **_measured(method, heldout, seed, engine.predict_batch_size),
+    )
+    if shown:
+        print(f"attached to {encoder.head_name}: {method.calibration.change()}")
+
+
+def _measured(method: Method, heldout: ArraySource, seed: int, batch_size: int) -> dict[str, Any]:
+    """The scores of a fitted method, and thresholds for its epistemic uncertainty."""
+    probs = cross_validate(method, heldout.x, heldout.y, seed, batch_size)
+    epistemic = predict_features(method, heldout.x, batch_size).epistemic
+    return {"after": scores(probs, heldout.y), "thresholds": thresholds_of(epistemic.numpy())}
+
+
+def _temperature(method: Method) -> float | None:
+    """That of the head, in methods that have one."""
+    heads = [module for module in method.modules() if isinstance(module, Head)]
+    return heads[0].temperature.item() if heads else None
+
+
+def _check_kind(encoder: Headless) -> None:
+    """Refuse a head whose outputs are not the logits of a softmax in single precision."""
+    head = encoder.head
+    if head.weight.dtype != torch.float32:
+        raise UserError(f"the model computes in {head.weight.dtype}: pass model.float()")
+    if head.weight.is_meta:
+        raise UserError("the model is on the device meta, without weights: load them first")
+    if head.out_features == 1:
+        raise UserError(
+            f"the head '{encoder.head_name}' returns a single logit, of a sigmoid: replace it by "
+            f"two = nn.Linear({head.in_features}, 2) whose first row and bias are 0 and whose "
+            "second are those of the head; its softmax is the same model"
+        )
 
 
 def _around_checked(

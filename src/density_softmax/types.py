@@ -32,6 +32,107 @@ class Prediction(NamedTuple):
     aleatoric: Tensor
     epistemic: Tensor
 
+    @property
+    def labels(self) -> Tensor:
+        """The likeliest class of each sample, (batch,)."""
+        return self.probs.argmax(-1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of that class, (batch,)."""
+        return self.probs.amax(-1)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of `probs` in nats, (batch,): all of the uncertainty about the class."""
+        return torch.special.entr(self.probs).sum(-1)
+
+    def __repr__(self) -> str:
+        """One line: sizes and means, not the tensors."""
+        num_samples, num_classes = self.probs.shape
+        size = f"{num_samples} sample{'s' * (num_samples != 1)}, {num_classes} classes"
+        if num_samples == 0:
+            return f"Prediction({size})"
+        means = (self.confidence, self.aleatoric, self.epistemic)
+        values = [f"{mean.double().mean():.3g}" for mean in means]
+        return "Prediction({}; mean confidence {}, aleatoric {}, epistemic {})".format(
+            size, *values
+        )
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How good and how honest probabilities are.
+
+    Attributes:
+        accuracy: share of samples whose likeliest class is right.
+        nll: negative log-likelihood in nats.
+        ece: expected calibration error.
+    """
+
+    accuracy: float
+    nll: float
+    ece: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What `attach` read, and what it did to the probabilities.
+
+    Attributes:
+        head: the name of the network's last linear layer.
+        layers: names of the other layers that are read.
+        num_train: training samples.
+        num_calibration: calibration samples.
+        temperature: what the logits are divided by; None if the method has no temperature.
+        before: scores of the network alone on the calibration data.
+        after: scores of the method there. Cross-validated: what is fitted to calibration data was
+            fitted to other samples than those it is scored on.
+        thresholds: by share of false alarms, the epistemic uncertainty that this share of the
+            calibration samples exceeds.
+        warnings: what is weak about the data.
+    """
+
+    head: str
+    layers: tuple[str, ...]
+    num_train: int
+    num_calibration: int
+    temperature: float | None
+    before: Scores
+    after: Scores
+    thresholds: Mapping[float, float]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Calibration:
+        """From what `dataclasses.asdict` gave, or JSON made of it."""
+        scores = {name: Scores(**values[name]) for name in ("before", "after")}
+        texts = {name: tuple(values[name]) for name in ("layers", "warnings")}
+        thresholds = {float(share): value for share, value in values["thresholds"].items()}
+        return cls(**{**values, **scores, **texts, "thresholds": thresholds})
+
+    def lines(self) -> list[str]:
+        """A few lines of text."""
+        layers = f"; layers {', '.join(self.layers)}" if self.layers else ""
+        shares = ", ".join(f"{share:.0%}: {value:.4g}" for share, value in self.thresholds.items())
+        temperature = "" if self.temperature is None else f"temperature {self.temperature:.3g}; "
+        return [
+            f"  head {self.head}{layers}",
+            f"  {self.num_train:,} training and {self.num_calibration:,} calibration samples",
+            f"  {temperature}epistemic thresholds by share of false alarms {shares}",
+            f"  {self.change()}",
+            *(f"  warning: {warning}" for warning in self.warnings),
+        ]
+
+    def change(self) -> str:
+        """What became of NLL and ECE, in one line."""
+        before, after = self.before, self.after
+        return (
+            f"NLL {before.nll:.4f} -> {after.nll:.4f}, ECE {before.ece:.4f} -> {after.ece:.4f}, "
+            f"accuracy {before.accuracy:.4f} -> {after.accuracy:.4f} (calibration data, "
+            "cross-validated)"
+        )
+
 
 class Row(NamedTuple):
     """One reported number: every result that the software shows is one of these."""
@@ -122,7 +223,7 @@ def as_numbers(values: Any) -> Tensor | None:
         values: a tensor, an array, or anything that numpy makes one of.
     """
     if isinstance(values, Tensor):
-        return values
+        return None if values.is_complex() else values
     # Torch takes neither read-only arrays nor negative strides: such are copied.
     array = np.require(values, requirements=["C", "W"])
     return torch.as_tensor(array) if array.dtype.kind in "biuf" else None

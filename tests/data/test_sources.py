@@ -293,10 +293,13 @@ ROW = X[0]
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
-        ({"image": ROW, "label": 1}, r"gives a dict: yield \(inputs, integer labels\).*collate_fn"),
+        (
+            {"image": ROW, "label": 1},
+            r"gives a dict of image, label: yield \(inputs, integer labels\).*collate_fn",
+        ),
         ((ROW, 1, "name"), "gives a list of 3: yield"),
         (ROW, "gives a Tensor: yield"),
-        (({"ids": ROW}, 1), "inputs that are a dict: yield"),
+        (({"ids": ROW}, 1), "inputs that are a dict of ids: yield"),
         (((ROW, ROW), 1), "inputs that are a list of 2: yield"),
         ((ROW, "cat"), r"labels are text: encode them as integers 0\.\.K-1 .*LabelEncoder"),
         ((ROW, 0.5), "label 0.5 is no whole number"),
@@ -391,10 +394,25 @@ def test_whole_numbers_of_any_type_are_labels() -> None:
         (torch.full((10,), torch.nan), "label nan is no whole number"),
         (Y[:, None], r"labels of shape \(10, 1\): .*ravel\(\)"),
         (np.eye(10), r"labels of shape \(10, 10\): .*argmax\(1\)"),
+        (np.eye(10) + np.eye(10)[::-1], r"\(10, 10\): .*multi-label\) are not supported"),
+        (np.full((10, 4), 0.25), r"\(10, 4\): .*soft labels are not supported; use argmax\(1\)"),
+        (np.arange(30).reshape(10, 3), r"\(10, 3\): .*per token or position is not supported"),
+        (np.zeros((10, 8, 8)), r"\(10, 8, 8\): .*\(segmentation, tagging\) is not supported"),
         (["cat"] * 10, r"labels are text: encode them as integers 0\.\.K-1 .*LabelEncoder"),
         (np.array(["cat", None] * 5), "labels are of type object: encode them as integers"),
     ],
-    ids=["halves", "nan", "column", "one-hot", "text", "objects"],
+    ids=[
+        "halves",
+        "nan",
+        "column",
+        "one-hot",
+        "multi-label",
+        "soft",
+        "tokens",
+        "pixels",
+        "text",
+        "objects",
+    ],
 )
 def test_labels_that_are_no_integers_are_refused_with_the_remedy(y: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
@@ -452,3 +470,8 @@ def test_data_and_metrics_import_heavy_packages_only_when_they_are_used() -> Non
     code += "sys.exit(', '.join({'sklearn', 'scipy', 'PIL', 'pandas'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
+
+
+def test_a_dict_of_arrays_is_refused_by_its_names() -> None:
+    with pytest.raises(UserError, match=r"a dict of x, y: pass a pair \(inputs, labels\)"):
+        as_source({"x": X, "y": Y})

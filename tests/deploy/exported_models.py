@@ -35,7 +35,7 @@ def vector_model() -> DensitySoftmax:
     with torch.no_grad():
         log_prob = method.logits_and_log_prob(method.features(draw(64, 2)))[1]
         method.scale.threshold.copy_(log_prob.median())
-    return method.eval()
+    return method.mark_fitted().eval()
 
 
 def image_model() -> DensitySoftmax:
@@ -56,7 +56,7 @@ def image_model() -> DensitySoftmax:
     )
     method = around(Headless(model, "1"), config, draw(1, *IMAGE_SHAPE))
     method.scale.decay.fill_(0.1)
-    return method.eval()
+    return method.mark_fitted().eval()
 
 
 def settle_statistics(network: nn.Module, x: Tensor) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from density_softmax.deploy.export import export
 from density_softmax.errors import UserError
@@ -61,6 +62,10 @@ METHODS = {
 NUM_CLASSES = 3
 
 
+def inputs(num_samples: int = 6) -> torch.Tensor:
+    return torch.randn(num_samples, 2, generator=torch.Generator().manual_seed(1))
+
+
 @pytest.fixture(params=METHODS)
 def method(request: pytest.FixtureRequest) -> Method:
     torch.manual_seed(0)
@@ -69,10 +74,6 @@ def method(request: pytest.FixtureRequest) -> Method:
         if buffer.is_floating_point():
             buffer.add_(0.5 * torch.rand(buffer.shape))
     return method
-
-
-def inputs(num_samples: int = 6) -> torch.Tensor:
-    return torch.randn(num_samples, 2, generator=torch.Generator().manual_seed(1))
 
 
 def test_probabilities_sum_to_one_and_uncertainties_are_one_per_sample(method: Method) -> None:
@@ -133,10 +134,89 @@ def test_arrays_that_torch_does_not_take_are_served_too(method: Method) -> None:
         assert torch.equal(method.predict(x, seed=0).probs, expected)
 
 
-@pytest.mark.parametrize("x", [np.array([["a", "b"]]), np.array([[None, 1.0]])])
-def test_inputs_that_are_no_numbers_are_refused(x: np.ndarray) -> None:
-    with pytest.raises(UserError, match=r"inputs of type .*: predict takes numbers"):
-        Deterministic(nn.Linear(2, 4), NUM_CLASSES).predict(x)
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.array([["a", "b"]]), "inputs of type <U1: predict takes a batch of numbers"),
+        (np.array([[None, 1.0]]), "inputs of type object: predict takes a batch of numbers"),
+        (inputs() + 1j, "inputs of type complex64: predict takes a batch of numbers"),
+        (DataLoader(TensorDataset(inputs())), r"are a DataLoader: .* \[model\.predict\(x\) for"),
+        (TensorDataset(inputs()), "inputs are a TensorDataset: .* batch by batch"),
+        ((inputs(), torch.arange(6)), "inputs are a tuple of rows that differ .* without labels"),
+        ([[1.0, 2.0], [3.0]], "inputs are a list of rows that differ in shape"),
+        ({"pixels": inputs()}, "inputs are a dict of pixels: .* pass one of them"),
+        (inputs()[0], r"inputs of shape \(2,\): predict takes a batch of them, pass x\[None\]"),
+        (inputs(6)[:, :1], r"cannot read inputs of shape \(6, 1\) .* built with \(batch, 2\)"),
+    ],
+    ids=[
+        "text",
+        "objects",
+        "complex",
+        "loader",
+        "data set",
+        "pair",
+        "ragged",
+        "dict",
+        "one",
+        "width",
+    ],
+)
+def test_what_is_no_batch_is_refused_with_what_to_pass(x: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Deterministic(nn.Linear(2, 4), NUM_CLASSES, example=inputs()).predict(x)
+
+
+def test_a_single_image_is_refused_where_a_layer_would_take_it_for_a_batch() -> None:
+    encoder = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    method = Deterministic(encoder, NUM_CLASSES, example=torch.zeros(1, 3, 8, 8))
+    with pytest.raises(UserError, match=r"shape \(3, 8, 8\): .* pass x\[None\]"):
+        method.predict(torch.zeros(3, 8, 8))
+    # Images of another size are no error of their own.
+    assert method.predict(torch.zeros(2, 3, 9, 7)).probs.shape == (2, NUM_CLASSES)
+
+
+def test_a_list_of_tensors_is_served_like_a_batch() -> None:
+    method = Deterministic(nn.Linear(2, 4), NUM_CLASSES)
+    assert torch.equal(method.predict(list(inputs())).probs, method.predict(inputs()).probs)
+
+
+def test_an_error_that_is_not_about_inputs_stays_what_it_is() -> None:
+    class Broken(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("CUDA error: device-side assert")
+
+    method = Deterministic(nn.Linear(2, 4), NUM_CLASSES, example=inputs())
+    method.encoder = Broken(2, 4)
+    with pytest.raises(RuntimeError, match="device-side assert") as caught:
+        method.predict(inputs())
+    assert not isinstance(caught.value, UserError)
+
+
+def test_an_encoder_that_is_no_module_is_refused() -> None:
+    with pytest.raises(UserError, match=r"the encoder is a str: pass a torch\.nn\.Module"):
+        Deterministic("resnet18", NUM_CLASSES)  # type: ignore[arg-type]
+
+
+def test_a_method_says_in_a_line_what_it_is(method: Method) -> None:
+    text = repr(method)
+    assert "\n" not in text
+    assert text.startswith(f"{type(method).__name__} around")
+    assert f"{NUM_CLASSES} classes" in text
+    assert "not fitted" in text
+    assert "not fitted" not in repr(method.mark_fitted())
+    assert "(encoder)" in nn.Module.__repr__(method) or "(members)" in nn.Module.__repr__(method)
+
+
+def test_a_prediction_says_in_a_line_what_it_holds(method: Method) -> None:
+    prediction = method.predict(inputs(), seed=0)
+    probs = prediction.probs.double()
+    assert tuple(prediction) == prediction[:] == (prediction.probs, *prediction[1:])
+    assert torch.equal(prediction.labels, probs.argmax(1))
+    torch.testing.assert_close(prediction.confidence.double(), probs.max(1).values)
+    torch.testing.assert_close(prediction.entropy.double(), -(probs * probs.log()).sum(1))
+    means = [f"{part.double().mean():.3g}" for part in (prediction.confidence, *prediction[1:])]
+    assert all(text in repr(prediction) for text in ("6 samples, 3 classes", *means))
+    assert "0 samples, 3 classes" in repr(method.predict(inputs()[:0]))
 
 
 def test_whole_numbers_are_served_like_floats_if_the_example_had_floats() -> None:
@@ -174,7 +254,7 @@ def test_predict_restores_the_mode(method: Method, mode: bool) -> None:
 
 def test_predict_restores_the_mode_after_an_error(method: Method) -> None:
     method.train()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(UserError, match=r"cannot read inputs of shape"):
         method.predict(torch.zeros(3, 5))
     assert method.training
 
@@ -265,6 +345,20 @@ def test_loading_leaves_the_global_generator_alone(method: Method, tmp_path: Pat
     encoder, state = ResFFN(2, depth=2, width=6), torch.get_rng_state()
     load(tmp_path / "model.safetensors", encoder)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_flipped_bit_anywhere_in_a_file_is_noticed(tmp_path: Path) -> None:
+    """One bit of every byte: the length of the header, names, shapes, metadata and values."""
+    path, encoder = tmp_path / "model.safetensors", nn.Linear(2, 2)
+    Deterministic(nn.Linear(2, 2), 2, example=torch.zeros(1, 2)).save(path)
+    content = path.read_bytes()
+    load(path, encoder)
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with pytest.raises(StorageError, match=r"model\.safetensors: "):
+            load(path, encoder)
 
 
 def test_file_that_names_no_method_is_refused(tmp_path: Path) -> None:

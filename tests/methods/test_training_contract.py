@@ -1,11 +1,16 @@
 """What every method keeps when it is trained, whatever its stages are."""
 
+import copy
+
 import pytest
 import torch
 from safetensors.torch import load_file
 from short_training import ENGINE, KINDS, points, short_method
 
-from density_softmax.engine import fit
+from density_softmax.config import to_dict
+from density_softmax.deploy.export import export
+from density_softmax.engine import Checkpoints, fit
+from density_softmax.errors import UserError
 from density_softmax.methods import load
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.training import Train
@@ -16,16 +21,13 @@ X = points(12, seed=2).x
 
 def trained(kind, directory=None):
     method = short_method(kind)
-    fit(
-        method,
-        points(40, 0),
-        points(20, 1),
-        seed=3,
-        engine=ENGINE,
-        directory=directory,
-        progress=False,
-    )
+    train(method, directory)
     return method.eval()
+
+
+def train(method, directory=None):
+    options = {"seed": 3, "engine": ENGINE, "directory": directory, "progress": False}
+    fit(method, points(40, 0), points(20, 1), **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,3 +111,82 @@ def test_a_training_sample_that_is_no_number_is_refused_by_its_number(kind):
     bad.x[7, 1] = float("nan")
     with pytest.raises(ValueError, match="training sample 7 has NaN or infinite values"):
         fit(short_method(kind), bad, points(20, 1), engine=ENGINE, progress=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_method_that_was_never_fitted_says_what_to_call(kind, tmp_path):
+    method = short_method(kind)
+    remedy = r": this \w+ is not fitted.*call density_softmax\.fit.*density_softmax\.load"
+    with pytest.raises(UserError, match="predict" + remedy):
+        method.predict(X)
+    with pytest.raises(UserError, match="save" + remedy):
+        method.save(tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="export" + remedy):
+        export(method, tmp_path / "model.pt2", example=X)
+    assert not list(tmp_path.iterdir())
+    assert "not fitted" in repr(method)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_comes_of_a_fitted_method_is_fitted(kind, tmp_path):
+    method = trained(kind, tmp_path / "run")
+    method.save(tmp_path / "model.safetensors")
+    stated, restored = short_method(kind), short_method(kind)
+    stated.load_state_dict(method.state_dict())
+    Checkpoints(tmp_path / "run", identity(method), resume=True, writer=False).restore(restored)
+    relatives = {
+        "loaded": load(tmp_path / "model.safetensors", ResFFN(2, depth=2, width=8)),
+        "deep copy": copy.deepcopy(method),
+        "copy": copy.copy(method),
+        "of the same state": stated,
+        "restored": restored,
+    }
+    for name, relative in relatives.items():
+        assert relative.predict(X, seed=0).probs.shape == (12, 2), name
+        assert ", fitted" in repr(relative), name
+
+
+def identity(method):
+    return {"method": to_dict(method.config), "seed": 3}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fit_that_was_interrupted_leaves_it_unfitted(kind, tmp_path, monkeypatch):
+    """Also one that was fitted before, and one that reads what the interruption left."""
+    method = trained(kind)
+    monkeypatch.setattr(Checkpoints, "finish", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(method)
+    assert not method.is_fitted
+    monkeypatch.undo()
+    last, finish = len(method.stages()) - 1, Checkpoints.finish
+
+    def finish_all_but_last(checkpoints, *args, **kwargs):
+        step = interrupt if len(checkpoints.finished) == last else finish
+        step(checkpoints, *args, **kwargs)
+
+    monkeypatch.setattr(Checkpoints, "finish", finish_all_but_last)
+    method = short_method(kind)
+    with pytest.raises(KeyboardInterrupt):
+        train(method, tmp_path)
+    assert not method.is_fitted
+    Checkpoints(tmp_path, identity(method), resume=True, writer=False).restore(method)
+    assert not method.is_fitted
+
+
+def interrupt(*args, **kwargs):
+    raise KeyboardInterrupt
+
+
+def test_refused_data_leave_a_fitted_method_fitted():
+    method = trained("deterministic")
+    with pytest.raises(UserError, match="label 2"):
+        fit(method, (X, torch.full((12,), 2)), points(20, 1), engine=ENGINE, progress=False)
+    assert method.is_fitted
+
+
+def test_a_state_without_all_weights_leaves_a_method_unfitted():
+    method, state = short_method("density_softmax"), trained("density_softmax").state_dict()
+    del state["scale.decay"]
+    method.load_state_dict(state, strict=False)
+    assert not method.is_fitted

@@ -275,7 +275,8 @@ def export(
 ) -> None:
     """Export a run as one file: encoder, density, scale and head, thresholds and class names.
 
-    The file is written only if it answers like the model, at batch sizes 1 and 7.
+    The file is written only if it answers like the model, at batch sizes 1 and 7. Prefer .onnx: a
+    .pt2 file can execute code when torch loads it.
 
     For example `density-softmax export runs/toy/density_softmax/seed0 model.onnx`
     """

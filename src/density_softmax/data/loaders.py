@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, final
@@ -46,6 +46,11 @@ def as_source(data: Any) -> Source:
     if isinstance(data, tuple) and len(data) == 2:
         x, y = _as_inputs(data[0]), _as_labels(data[1])
         return ArraySource(x.cpu().contiguous(), y.cpu())
+    if isinstance(data, Mapping):
+        raise UserError(
+            f"the data are a {type(data).__name__} of {', '.join(map(str, data))}: pass a pair "
+            "(inputs, labels)"
+        )
     raise TypeError(
         f"cannot read data from a {type(data).__name__}: "
         "pass a DataLoader, a Dataset or a pair (inputs, labels)"
@@ -232,15 +237,36 @@ def _as_labels(y: Any) -> Tensor:
             "(sklearn.preprocessing.LabelEncoder)"
         )
     if numbers.ndim != 1:
-        raise UserError(
-            f"labels of shape {tuple(numbers.shape)}: each sample needs one integer; use argmax(1) "
-            "on one-hot labels, ravel() on a column"
-        )
+        shape = tuple(numbers.shape)
+        raise UserError(f"labels of shape {shape}: each sample needs one integer; {_cure(numbers)}")
     labels = numbers.long()
     if not torch.equal(labels.to(numbers.dtype), numbers):
         label = numbers[(labels != numbers).nonzero()[0]].item()
         raise UserError(f"label {label} is no whole number: labels are integers 0..K-1")
     return labels
+
+
+def _cure(labels: Tensor) -> str:
+    """What to do with labels that have more than one number per sample, or none."""
+    if labels.ndim == 0:
+        return "pass one for each input"
+    if labels.ndim > 2:
+        return (
+            "one label per pixel or token (segmentation, tagging) is not supported, only one class "
+            "per input"
+        )
+    if labels.shape[1] == 1:
+        return "use ravel() on a column"
+    if ((labels == 0) | (labels == 1)).all():
+        if (labels.sum(1) == 1).all():
+            return "use argmax(1) on one-hot labels"
+        return (
+            "several classes per sample (multi-label) are not supported; train one model of two "
+            "classes for each column"
+        )
+    if labels.is_floating_point():
+        return "soft labels are not supported; use argmax(1) for the likeliest class"
+    return "one label per token or position is not supported, only one class per input"
 
 
 def _type_name(values: Any) -> str:
@@ -249,5 +275,7 @@ def _type_name(values: Any) -> str:
 
 
 def _described(item: Any) -> str:
+    if isinstance(item, Mapping):
+        return f"a {type(item).__name__} of {', '.join(map(str, item))}"
     counted = f" of {len(item)}" if isinstance(item, tuple | list) else ""
     return f"a {type(item).__name__}{counted}"

@@ -80,6 +80,9 @@ def export(
     error. The graph reads float32: a float64 model whose answers need more digits of its inputs
     is refused.
 
+    Prefer .onnx: such a file holds a graph and numbers. A .pt2 file can execute code when torch
+    loads it: load only those that you trust.
+
     Args:
         model: a trained method, such as `attach` returns.
         path: ends in .onnx, or in .pt2 for `torch.export.load`.
@@ -130,6 +133,7 @@ def _check_request(model: Method, path: Path, heldout: Any, quantize: Any) -> No
             f"a {type(model).__name__} cannot be exported: pass a trained method, such as "
             "density_softmax.attach returns, or the model_ of a DensitySoftmaxClassifier"
         )
+    model.check_fitted("export")
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: choose a name that ends in {' or '.join(FORMATS)}")
     if quantize is not None and path.suffix != ".onnx":
@@ -241,7 +245,7 @@ def export_run(run: Run, file: Path, *, int8: bool = False, progress: bool = Tru
 
     Args:
         run: a finished run.
-        file: ends in .onnx or .pt2.
+        file: ends in .onnx, or in .pt2, which can execute code when it is loaded.
         int8: quantise the encoder.
         progress: draw a progress bar.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -144,7 +145,7 @@ def trace(network: nn.Module, example: Tensor) -> ExportedProgram:
     except UserError:
         raise
     except Exception as error:  # of many kinds, from tracing through any code
-        raise UserError(f"the model cannot be traced: {_first_line(error)}") from error
+        raise UserError(f"the model cannot be traced: {_traced_reason(error)}") from error
 
 
 class Artifact(ABC):
@@ -190,6 +191,8 @@ class OnnxArtifact(Artifact):
 @final
 class Pt2Artifact(Artifact):
     """A program of torch.export; the card is an extra file in its archive.
+
+    Loading one can execute code: the archive holds pickles.
 
     Args:
         program: a traced model.
@@ -271,6 +274,28 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+def _traced_reason(error: Exception) -> str:
+    """What a model does that a graph for all batches cannot, and how to write it instead."""
+    text, where = str(error), _where(error)
+    if "specialized it to be a constant" in text or "Constraints violated" in text:
+        return (
+            f"it turns the batch size into a fixed number{where}, as len(x), int(x.shape[0]) and "
+            "reshape(2, ...) do; write x.shape[0], or -1 in expand, reshape and view"
+        )
+    if "data-dependent" in text:
+        return (
+            f"it decides by the values of a tensor{where}, which a graph cannot; write torch.where "
+            f"in place of if ({_first_line(error)})"
+        )
+    return _first_line(error)
+
+
+def _where(error: Exception) -> str:
+    """The line of the user's code that torch names, if it does."""
+    found = re.search(r'File "([^"]+)", line (\d+), in \w+\n\s+(.+)', str(error))
+    return f' at {found[1]}:{found[2]} "{found[3].strip()}"' if found else ""
 
 
 def _first_line(error: Exception) -> str:

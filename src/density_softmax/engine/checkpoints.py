@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from density_softmax.errors import UserError
 from density_softmax.files import StorageError, load_tensors, save_tensors, under, write_text
+from density_softmax.methods.base import Method
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Checkpoints:
                 f"{self._file(record.name)}: was written by another version, or is another "
                 f"method's ({str(error).splitlines()[-1].strip()}); {_AGAIN}"
             ) from None
+        if isinstance(method, Method):
+            method.mark_fitted(len(self.finished) == len(method.stages()))
 
     def finish(
         self,

@@ -22,6 +22,7 @@ from density_softmax.engine.runtime import EngineConfig, PeakMemory, derive_seed
 from density_softmax.engine.stage_cache import StageCache
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
+from density_softmax.nn.execution import explained
 from density_softmax.training import Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Source
 
@@ -76,32 +77,69 @@ def fit(
     with torch.random.fork_rng(cuda), Bars(progress and fabric.is_global_zero) as bars:
         inspection = sources["train"].inspection
         setting = Setting(fabric, method, seed, engine, checkpoints, bars, inspection)
-        _run_stages(setting, sources, features or {}, stages)
+        try:
+            _run_stages(setting, sources, features or {}, stages)
+        except (RuntimeError, IndexError) as error:
+            raise _explained(error, method, sources) from error
+        finally:
+            method.mark_fitted(False)  # interrupted, it is neither what it was nor trained
+    sources["train"].inspection.describe(method)
     method.eval()
+    method.mark_fitted()
     return checkpoints
 
 
 def _inspected(method: Any, train: Any, heldout: Any) -> dict[str, InspectedSource]:
-    """The data of both splits, those in memory looked at, the others looked at as they are read.
-
-    Two classes are needed where an encoder is trained. The held-out data are no training: they may
-    have any classes, but one row that is no number would make every threshold none.
-    """
+    """The data of both splits; two classes are needed where an encoder is trained."""
     if not isinstance(method, Method):
         raise UserError(
             f"fit trains a method, not a {type(method).__name__}: put the network into one, such "
             "as DensitySoftmax(encoder, num_classes), or give a trained classifier to attach"
         )
     learns = any(isinstance(stage, Train) and stage.on == "inputs" for stage in method.stages())
+    return inspected(method.num_classes, train, heldout, least_classes=2 if learns else 1)
+
+
+def inspected(
+    num_classes: int, train: Any, heldout: Any, least_classes: int = 1
+) -> dict[str, InspectedSource]:
+    """The data of both splits, those in memory looked at, the others looked at as they are read.
+
+    The held-out data are no training: they may have any classes, but one row that is no number
+    would make every threshold none.
+
+    Args:
+        num_classes: how many classes there are.
+        train: a DataLoader, a Dataset, a pair (inputs, labels) or a Source.
+        heldout: the same for the data that calibrate.
+        least_classes: how many the training data have to show.
+    """
     inspections = {
-        "train": Inspection(method.num_classes, least_classes=2 if learns else 1),
-        "heldout": Inspection(method.num_classes, "held-out (calibration)", least_classes=1),
+        "train": Inspection(num_classes, least_classes=least_classes),
+        "heldout": Inspection(num_classes, "held-out (calibration)", least_classes=1),
     }
     data = {"train": as_source(train), "heldout": as_source(heldout)}
     sources = {split: InspectedSource(data[split], inspections[split]) for split in data}
     for source in sources.values():
         source.look_ahead()
     return sources
+
+
+def _explained(
+    error: Exception, method: Method, sources: Mapping[str, InspectedSource]
+) -> Exception:
+    """The error of a network in the user's words, if it complains about its precision or inputs."""
+    train, heldout = (sources[split].inspection.example for split in ("train", "heldout"))
+    if train is None:
+        return error
+    x = train if heldout is None or heldout.shape[1:] == train.shape[1:] else heldout
+    found = explained(error, x, method.example_shape, method.example_dtype)
+    precision = next(method.parameters()).dtype
+    if found is error or precision == torch.float32:
+        return found
+    return UserError(
+        f"the method computes in {precision}: pass method.float(); EngineConfig has precision="
+    )
 
 
 def _run_stages(

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from density_softmax.data.sources import ArraySource
 from density_softmax.engine.passes import all_reduce
 from density_softmax.errors import UserError
+from density_softmax.nn.classifier import Classifier
 from density_softmax.types import Batch, Source
 
 if TYPE_CHECKING:
@@ -26,15 +28,18 @@ class Inspection:
         kind: what messages call the data.
         least_classes: how many classes a whole pass has to show.
         pending: whether no whole pass has been looked at yet.
+        example: an input of the last batch looked at, (1, ...).
     """
 
     def __init__(self, num_classes: int, kind: str = "training", least_classes: int = 2) -> None:
         self.num_classes, self.kind, self.least_classes = num_classes, kind, least_classes
         self.pending = True
         self.seen = torch.zeros(num_classes, dtype=torch.bool)
+        self.example: Tensor | None = None
 
     def look(self, batch: Batch, places: Sequence[int]) -> None:
         """Check one batch; errors name the sample, by its place in the data."""
+        self.example = batch.x[:1]
         finite = batch.x.isfinite().flatten(1).all(1)
         if not finite.all():
             sample = places[int((~finite).nonzero()[0])]
@@ -47,6 +52,12 @@ class Inspection:
                 f"labels must be 0 to {self.num_classes - 1}"
             )
         self.seen[batch.y.cpu()] = True
+
+    def describe(self, method: Classifier) -> None:
+        """Tell a model that was built without an example what its inputs look like."""
+        if method.example_shape is None and self.example is not None:
+            method.example_shape = tuple(self.example.shape[1:])
+            method.example_dtype = self.example.dtype
 
     def gather(self, fabric: Fabric) -> None:
         """Add what the other processes have seen of the same pass."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import time
 from types import TracebackType
+from typing import Any
 
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -13,18 +17,27 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+# Seconds between two drawings in a notebook, and the width of a line there.
+PAUSE, WIDTH = 0.25, 100
+
 
 class Bars:
-    """A group of progress bars that can be silent."""
+    """A group of progress bars that can be silent.
+
+    In a notebook they are text that is replaced as it changes: rich would need ipywidgets there.
+    """
 
     def __init__(self, show: bool) -> None:
+        console = Console()
+        self._notebook = Notebook() if show and console.is_jupyter else None
         self._progress = Progress(
             TextColumn("{task.description:<16}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
-            disable=not show,
+            console=console,
+            disable=not show or self._notebook is not None,
         )
 
     def __enter__(self) -> Bars:
@@ -40,23 +53,67 @@ class Bars:
     ) -> None:
         """Stop drawing, whatever happened."""
         self._progress.stop()
+        self._draw(final=True)
 
     def add(self, name: str, steps: int, done: int = 0) -> Bar:
         """A new bar of so many steps."""
         task = self._progress.add_task(name, total=steps, completed=done, note="")
-        return Bar(self._progress, task)
+        self._draw()
+        return Bar(self, task)
+
+    def change(self, task: TaskID, **values: Any) -> None:
+        """Update a bar, as rich's progress does."""
+        self._progress.update(task, **values)
+        self._draw()
+
+    def _draw(self, final: bool = False) -> None:
+        if self._notebook is not None:
+            self._notebook.draw(self._progress, final)
 
 
 class Bar:
     """One bar."""
 
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress, self._task = progress, task
+    def __init__(self, bars: Bars, task: TaskID) -> None:
+        self._bars, self._task = bars, task
 
     def advance(self) -> None:
         """One step further."""
-        self._progress.advance(self._task)
+        self._bars.change(self._task, advance=1)
 
     def note(self, text: str) -> None:
         """Text beside the bar, such as the loss."""
-        self._progress.update(self._task, note=text)
+        self._bars.change(self._task, note=text)
+
+
+class Notebook:
+    """The output of a cell, which shows the last drawing alone."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._drawn = 0.0
+
+    def draw(self, progress: Progress, final: bool = False) -> None:
+        """Replace what is shown, at most a few times per second unless it is the last time."""
+        if not progress.tasks or (not final and time.monotonic() - self._drawn < PAUSE):
+            return
+        self._drawn = time.monotonic()
+        shown = {"text/plain": as_text(progress)}
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+
+def as_text(progress: Progress) -> str:
+    """The bars as lines of plain text.
+
+    Args:
+        progress: those of rich.
+    """
+    console = Console(file=io.StringIO(), width=WIDTH, force_jupyter=False, force_terminal=False)
+    with console.capture() as capture:
+        console.print(progress.get_renderable())
+    return capture.get()

@@ -14,11 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.config import from_dict
-from density_softmax.files import StorageError, differences, load_tensors, under
+from density_softmax.files import (
+    CHECKSUM,
+    StorageError,
+    differences,
+    hash_content,
+    load_tensors,
+    under,
+)
 from density_softmax.lazy import import_modules
 from density_softmax.methods.base import Group, Method, MethodConfig
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.execution import seeded
+from density_softmax.types import Calibration
 
 __all__ = ["Method", "MethodConfig", "load"]
 
@@ -51,15 +59,21 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
     """The method that `Method.save` wrote, in evaluation mode.
 
     Args:
-        path: the file.
+        path: the file. One that has changed since it was written is refused.
         encoder: of the same architecture as the one that was saved; its weights are overwritten.
+            Of an attached model, the network that it was attached to.
     """
     tensors, metadata = load_tensors(Path(path))
+    _check_content(Path(path), tensors, metadata)
     try:
         config = from_dict(MethodConfig, json.loads(metadata["method"]))
         num_classes, example = int(metadata["num_classes"]), _example(metadata)
-    except (KeyError, ValueError, AttributeError) as error:
+        values = json.loads(metadata.get("calibration", "null"))
+        calibration = None if values is None else Calibration.of(values)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"{path}: not written by Method.save ({error!r})") from None
+    if "head" in metadata and not isinstance(encoder, Headless):
+        encoder = Headless(encoder, metadata["head"])
     with seeded(0, torch.device("cpu")):
         method = config.build(encoder, num_classes, example)
     if isinstance(encoder, Headless) and _is_shared(encoder.head_name, tensors):
@@ -68,7 +82,20 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
     if different := differences(tensors, method.state_dict()):
         raise StorageError(f"{path}: does not fit this encoder: {different}")
     method.load_state_dict(tensors)
+    method.calibration = calibration
     return method.eval()
+
+
+def _check_content(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Refuse a file that is not what was written."""
+    checksum = metadata.pop(CHECKSUM, None)
+    if checksum is None:
+        raise StorageError(f"{path}: not written by Method.save, it has no checksum")
+    if checksum != hash_content(tensors, metadata):
+        raise StorageError(
+            f"{path}: damaged, its content does not match its checksum; copy it again from where "
+            "it was written, or save the model again"
+        )
 
 
 def _is_shared(head: str, tensors: Mapping[str, Tensor]) -> bool:

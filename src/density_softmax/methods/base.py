@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from density_softmax import __version__
 from density_softmax.config import Family, Members, to_dict
-from density_softmax.errors import UserError
-from density_softmax.files import save_tensors
+from density_softmax.files import CHECKSUM, hash_content, save_tensors
 from density_softmax.nn.backbones.base import feature_width
-from density_softmax.nn.execution import CallerLock, as_batch, evaluating, seeded
+from density_softmax.nn.backbones.headless import Headless
+from density_softmax.nn.classifier import Classifier
 from density_softmax.nn.softmax.averaging import tile
 from density_softmax.nn.softmax.head import Head
 from density_softmax.training import Descent, Stage, Train
-from density_softmax.types import Batch, Prediction
+from density_softmax.types import Batch
 
 Group = Literal["paper", "posthoc"]
 
 
-class Method(nn.Module, ABC):
+class Method(Classifier, ABC):
     """A classifier that says what it does not know.
 
     A method writes a nested `Config`, whose kind registers it; `setup`, its layers behind the
@@ -62,16 +61,9 @@ class Method(nn.Module, ABC):
         config: MethodConfig | None = None,
         example: Tensor | None = None,
     ) -> None:
-        super().__init__()
-        if num_classes < 2:
-            raise UserError(f"num_classes={num_classes}: a classifier needs at least two")
-        self.encoder = encoder
+        super().__init__(encoder, num_classes, example)
         self.config = type(self).Config() if config is None else config
-        self.num_classes = num_classes
         self.num_features = self.measure_features(example)
-        self.example_shape = None if example is None else tuple(example.shape[1:])
-        self.example_dtype = None if example is None else example.dtype
-        self._lock = CallerLock()
         self.setup(example)
 
     def measure_features(self, example: Tensor | None) -> int:
@@ -86,23 +78,9 @@ class Method(nn.Module, ABC):
     def stages(self) -> tuple[Stage, ...]:
         """The steps of training, in order."""
 
-    @abstractmethod
-    def forward(self, x: Tensor) -> Prediction:
-        """Class probabilities and both parts of the uncertainty."""
-
     def ensemble(self) -> tuple[Method, ...]:
         """The members that `MethodConfig.ensemble` configures."""
         return ()
-
-    def features(self, x: Tensor) -> Tensor:
-        """z = f(x), checked to be vectors of the width the method was built for."""
-        z: Tensor = self.encoder(x)
-        if z.ndim != 2 or z.shape[1] != self.num_features:
-            raise UserError(
-                f"the encoder returned features of shape {tuple(z.shape)}, expected "
-                f"(batch, {self.num_features}): flatten them, or build with example=, a batch"
-            )
-        return z
 
     def nll(self, batch: Batch) -> Tensor:
         """−log p(y | x), (batch,); of softmax(head(z)) unless a method has another likelihood."""
@@ -130,32 +108,15 @@ class Method(nn.Module, ABC):
         logits: Tensor = self.head(self.features(tile(x, num_copies)))
         return logits.unflatten(0, (num_copies, x.shape[0]))
 
-    @torch.no_grad()
-    def predict(self, x: Any, seed: int | None = None) -> Prediction:
-        """Serve a batch in evaluation mode, on the model's device. Threads are served in turn.
-
-        A row that is not finite, or too large to compute with, gets uniform probabilities and
-        infinite epistemic uncertainty. With a seed, a method that draws samples repeats itself.
-        """
-        x = as_batch(x, next(self.parameters()), self.example_dtype)
-        # Modes and generators are those of all threads, and not every encoder can be shared.
-        with self._lock, evaluating(self), seeded(seed, x.device):
-            return self.guarded(x)
-
-    def guarded(self, x: Tensor) -> Prediction:
-        """`forward` with bad rows flagged: what `predict` serves and what is exported."""
-        # Few operations: 0 times a number is 0, and times anything else NaN, which a sum keeps.
-        zero = (x * 0).flatten(1).sum(1)
-        finite = (zero == 0).view(-1, *[1] * (x.ndim - 1))
-        probs, aleatoric, epistemic = self(x.where(finite, 0))
-        # An input so large that the density overflows is as unknown as one that is no number.
-        good = (zero + probs.sum(1) + aleatoric + epistemic).abs() < math.inf
-        probs = probs.where(good[:, None], 1 / self.num_classes)
-        aleatoric = aleatoric.where(good, math.log(self.num_classes))
-        return Prediction(probs, aleatoric, epistemic.where(good, math.inf))
-
     def save(self, path: str | Path) -> None:
-        """Write weights, estimates and configuration to one safetensors file."""
+        """Write weights, estimates and configuration to one safetensors file, with a checksum.
+
+        Such a file cannot execute code when it is loaded.
+
+        Args:
+            path: the file to create or replace.
+        """
+        self.check_fitted("save")
         metadata = {
             "method": json.dumps(to_dict(self.config)),
             "num_classes": str(self.num_classes),
@@ -164,7 +125,13 @@ class Method(nn.Module, ABC):
         if self.example_shape is not None:
             metadata["example_shape"] = json.dumps(self.example_shape)
             metadata["example_dtype"] = str(self.example_dtype).removeprefix("torch.")
-        save_tensors(Path(path), self.state_dict(), metadata)
+        if isinstance(encoder := self._modules.get("encoder"), Headless):
+            metadata["head"] = encoder.head_name
+        if self.calibration is not None:
+            metadata["calibration"] = json.dumps(asdict(self.calibration))
+        tensors = self.state_dict()
+        checksum = hash_content(tensors, metadata)
+        save_tensors(Path(path), tensors, {**metadata, CHECKSUM: checksum})
 
 
 class MethodConfig(Family, package="density_softmax.methods"):

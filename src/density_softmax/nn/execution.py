@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, final
 
@@ -14,6 +15,13 @@ from torch import Tensor, nn
 
 from density_softmax.errors import UserError
 from density_softmax.types import as_numbers
+
+# What torch says of inputs whose shape or type a layer does not take.
+INPUT_TROUBLE = re.compile(
+    r"shapes cannot be multiplied|xpected (input|.* channels|.*\dD)|Given groups"
+    r"|xpected tensor for argument|normalized_shape|running_mean should|same dtype|Input type"
+    r"|index out of range in self|size of tensor|is invalid for input of size"
+)
 
 
 @contextlib.contextmanager
@@ -74,7 +82,12 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def as_batch(x: Any, like: Tensor, example_dtype: torch.dtype | None) -> Tensor:
+def as_batch(
+    x: Any,
+    like: Tensor,
+    example_shape: tuple[int, ...] | None,
+    example_dtype: torch.dtype | None,
+) -> Tensor:
     """Inputs as a tensor on the device of the network.
 
     Floats take the network's type. Integers do so only if the network was built with floats:
@@ -83,16 +96,74 @@ def as_batch(x: Any, like: Tensor, example_dtype: torch.dtype | None) -> Tensor:
     Args:
         x: numbers, (batch, ...).
         like: a parameter of the network.
-        example_dtype: of the example that the network was built with.
+        example_shape: of one input of the example that the network was built with.
+        example_dtype: of that example.
     """
-    found = as_numbers(x)
-    if found is None:
-        raise UserError(f"inputs of type {np.asarray(x).dtype}: predict takes numbers")
-    if found.ndim < 2:
-        raise UserError(f"inputs of shape {tuple(found.shape)}: predict takes a batch of them")
+    found = _as_numbers(x)
+    if tuple(found.shape) == example_shape or found.ndim < 2:
+        raise UserError(
+            f"inputs of shape {tuple(found.shape)}: predict takes a batch of them, pass x[None] "
+            "for a single one"
+        )
     found, types = found.to(like.device), (found.dtype, example_dtype)
     floats = any(dtype is not None and dtype.is_floating_point for dtype in types)
     return found.to(like.dtype) if floats else found
+
+
+def explained(
+    error: Exception,
+    x: Tensor,
+    example_shape: tuple[int, ...] | None = None,
+    example_dtype: torch.dtype | None = None,
+) -> Exception:
+    """An error of a network in the user's words, if it complains about its inputs.
+
+    Args:
+        error: what torch raised.
+        x: the inputs, (batch, ...).
+        example_shape: of one input of the example that the network was built with.
+        example_dtype: of that example.
+
+    Returns:
+        A `UserError`, or the error itself if it is about something else.
+    """
+    reason = str(error).partition("\n")[0]
+    if not INPUT_TROUBLE.search(reason):
+        return error
+    text = f"the network cannot read inputs of shape {tuple(x.shape)} and type {x.dtype}"
+    if example_shape is not None:
+        sizes = ", ".join(map(str, ("batch", *example_shape)))
+        text += f"; it was built with ({sizes}) and {example_dtype}"
+    return UserError(f"{text}: pass inputs as it was trained on, a row per sample ({reason})")
+
+
+def _as_numbers(x: Any) -> Tensor:
+    """The tensor of what may be an array; anything else is refused by its kind."""
+    wanted = "predict takes a batch of numbers, a tensor or an array (batch, ...)"
+    if isinstance(x, torch.utils.data.DataLoader | torch.utils.data.Dataset):
+        raise UserError(
+            f"inputs are a {type(x).__name__}: {wanted}; call it batch by batch, such as "
+            "[model.predict(x) for x, _ in loader]"
+        )
+    if isinstance(x, Mapping):
+        names = ", ".join(map(str, x))
+        raise UserError(f"inputs are a {type(x).__name__} of {names}: {wanted}; pass one of them")
+    try:
+        found = as_numbers(_stacked(x))
+    except ValueError:
+        raise UserError(
+            f"inputs are a {type(x).__name__} of rows that differ in shape: {wanted}; pass the "
+            "inputs alone, without labels, all of one shape"
+        ) from None
+    if found is None:
+        raise UserError(f"inputs of type {np.asarray(x).dtype}: {wanted}")
+    return found
+
+
+def _stacked(x: Any) -> Any:
+    """A list of tensors as one, which numpy would take apart number by number."""
+    tensors = isinstance(x, list | tuple) and len(x) > 0 and isinstance(x[0], Tensor)
+    return np.stack([part.detach().cpu().numpy() for part in x]) if tensors else x
 
 
 @final

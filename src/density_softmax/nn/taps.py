@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from difflib import get_close_matches
 from functools import partial
 from threading import get_ident
 from typing import Any, final
@@ -22,6 +23,9 @@ SIGNAL_LAYERS = (
     *(nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d, nn.GroupNorm),
     *(nn.MaxPool1d, nn.AvgPool1d, nn.LPPool1d, nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool1d),
 )
+# Of layers that are not there, so many others are named.
+NUM_NAMED = 6
+ALL_NAMES = "list all with [name for name, _ in model.named_modules()]"
 ELEMENTWISE = ("torch.nn.modules.activation", "torch.nn.modules.dropout")
 
 
@@ -189,12 +193,27 @@ def _channels_first(layer: nn.Module) -> bool:
     return bool(steps) and _channels_first(steps[-1])
 
 
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What a message says of the names that there are: those alike, or the first and the last.
+
+    Args:
+        name: one that is none of them.
+        known: names of layers.
+    """
+    known = [other for other in known if other]
+    alike = get_close_matches(name, known, n=NUM_NAMED, cutoff=0.5)
+    # Deep names end in what is looked for, such as `1.conv2` in `layer2.1.conv2`.
+    alike += [other for other in known if name and name in other and other not in alike]
+    meant = f"did you mean {', '.join(alike[:NUM_NAMED])}? " if alike else ""
+    few = known if len(known) <= 2 * NUM_NAMED else [*known[:NUM_NAMED], "...", *known[-NUM_NAMED:]]
+    return f"{meant}there are: {', '.join(few) or 'none'}; {ALL_NAMES}"
+
+
 def _named_layers(encoder: nn.Module, names: tuple[str, ...]) -> dict[str, nn.Module]:
     modules = dict(encoder.named_modules())
     for number, name in enumerate(names):
         if name not in modules or name == "":
-            known = [other for other in modules if other and other.count(".") < 2]
-            raise UserError(f"the encoder has no layer '{name}'; there are: {', '.join(known)}")
+            raise UserError(f"the encoder has no layer '{name}'; {suggestion(name, modules)}")
         if name in names[:number]:
             raise UserError(f"the layer '{name}' is named twice: name it once")
     return {name: modules[name] for name in names}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from density_softmax.config import Family
 from density_softmax.errors import UserError
-from density_softmax.nn.execution import evaluating
+from density_softmax.nn.execution import evaluating, explained
 from density_softmax.nn.lipschitz.bounds import Bounded, chain_bound, residual_bound
 
 
@@ -103,7 +103,10 @@ def measure_width(encoder: nn.Module, example: Tensor) -> int:
         example: inputs, (batch, ...).
     """
     with evaluating(encoder):
-        z = encoder(example)
+        try:
+            z = encoder(example)
+        except (RuntimeError, IndexError) as error:
+            raise explained(error, example) from error
     if z.ndim != 2:
         raise UserError(f"the encoder returns shape {tuple(z.shape)}: flatten it to vectors")
     return int(z.shape[1])

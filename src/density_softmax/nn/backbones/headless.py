@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, final
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from density_softmax.errors import UserError
-from density_softmax.nn.taps import CallRecorder
+from density_softmax.nn.taps import CallRecorder, suggestion
 
 
 @final
@@ -24,10 +25,11 @@ class Headless(nn.Module):
 
     def __init__(self, model: nn.Module, head: str) -> None:
         super().__init__()
+        if not isinstance(model, nn.Module):
+            raise UserError(f"the model is a {type(model).__name__}: pass a torch.nn.Module")
         linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
         if head not in linear:
-            known = ", ".join(linear) or "none"
-            raise UserError(f"the model has no linear layer '{head}'; there are: {known}")
+            raise UserError(f"the model has no linear layer '{head}'; {suggestion(head, linear)}")
         self.model = model
         self.head_name = head
         self.num_features = linear[head].in_features
@@ -40,6 +42,11 @@ class Headless(nn.Module):
         assert isinstance(head, nn.Linear)
         return head
 
+    def logits(self, features: Tensor) -> Tensor:
+        """What the head makes of features, (batch, classes); columns behind its own are ignored."""
+        z = features[:, : self.num_features].to(self.head.weight.dtype)
+        return F.linear(z, self.head.weight, self.head.bias).float()
+
     def forward(self, x: Tensor) -> Tensor:
         """The features of a batch, (batch, num_features)."""
         with self._recorder.recording(self.model):
@@ -48,6 +55,12 @@ class Headless(nn.Module):
         if not found:
             raise UserError(f"the model does not call its layer '{self.head_name}'")
         z: Tensor = found[self.head_name]
+        if z.ndim != 2:
+            raise UserError(
+                f"the head '{self.head_name}' is given features of shape {tuple(z.shape)}: it "
+                "answers for every token or pixel; what is supported is one answer per input, from "
+                "features (batch, features)"
+            )
         return z
 
 

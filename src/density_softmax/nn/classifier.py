@@ -1,0 +1,167 @@
+"""A classifier as it is used: whether it is fitted, what it predicts, what it says of itself."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from density_softmax.errors import UserError
+from density_softmax.nn.execution import CallerLock, as_batch, evaluating, explained, seeded
+from density_softmax.types import Calibration, Prediction
+
+C = TypeVar("C", bound="Classifier")
+
+
+class Classifier(nn.Module, ABC):
+    """An encoder and what stands behind it. It answers only once it is fitted.
+
+    `fit`, `attach` and `load` fit it, and so does loading a complete state: weights that somebody
+    kept are trained. The mark is a plain attribute, so copies have it and a state does not.
+
+    Args:
+        encoder: maps inputs to features, (batch, ...) to (batch, features).
+        num_classes: how many classes there are.
+        example: a batch of inputs like those that it will read.
+
+    Attributes:
+        num_features: the width of the features.
+        calibration: what `attach` measured; None if the model was trained in another way.
+    """
+
+    encoder: nn.Module
+    num_features: int
+
+    def __init__(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> None:
+        super().__init__()
+        if not isinstance(encoder, nn.Module):
+            raise UserError(f"the encoder is a {type(encoder).__name__}: pass a torch.nn.Module")
+        if num_classes < 2:
+            raise UserError(
+                f"num_classes={num_classes}: a classifier needs at least two, also for yes or no"
+            )
+        self.encoder, self.num_classes = encoder, num_classes
+        self.example_shape: tuple[int, ...] | None = None
+        self.example_dtype: torch.dtype | None = None
+        if example is not None:
+            self.example_shape, self.example_dtype = tuple(example.shape[1:]), example.dtype
+        self.calibration: Calibration | None = None
+        self._fitted = False
+        self._lock = CallerLock()
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Prediction:
+        """Class probabilities and both parts of the uncertainty."""
+
+    def features(self, x: Tensor) -> Tensor:
+        """z = f(x), checked to be vectors of the width the method was built for."""
+        z: Tensor = self.encoder(x)
+        if z.ndim != 2 or z.shape[1] != self.num_features:
+            raise UserError(
+                f"the encoder returned features of shape {tuple(z.shape)}, expected "
+                f"(batch, {self.num_features}): flatten them, or build with example=, a batch"
+            )
+        return z
+
+    def on_features(self: C) -> C:
+        """A copy that reads features in place of inputs. It shares the encoder and nothing else."""
+        twin = copy.deepcopy(self, {id(self.encoder): self.encoder})
+        twin.features = lambda x: x  # type: ignore[method-assign]
+        return twin
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether it may predict; an ensemble may once all of its members may."""
+        if self._fitted:
+            return True
+        members = self._members()
+        return bool(members) and all(member.is_fitted for member in members)
+
+    def mark_fitted(self: C, fitted: bool = True) -> C:
+        """Note that its training is complete, or has begun; returns the model.
+
+        Args:
+            fitted: whether everything that it needs to predict has been learned.
+        """
+        self._fitted = fitted
+        for member in self._members():
+            member._fitted = fitted
+        return self
+
+    def _members(self) -> list[Classifier]:
+        return [m for m in self.modules() if isinstance(m, Classifier) and m is not self]
+
+    def check_fitted(self, deed: str) -> None:
+        """Refuse to go on with a model that has not learned anything.
+
+        Args:
+            deed: what was asked of it, such as `predict`.
+        """
+        if not self.is_fitted:
+            raise UserError(
+                f"{deed}: this {type(self).__name__} is not fitted, its answers would be random; "
+                "call density_softmax.fit(model, train, heldout) first, attach a trained network, "
+                "or read a saved model with density_softmax.load"
+            )
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Take over the state of a trained model; one that is incomplete leaves it unfitted."""
+        found = super().load_state_dict(state_dict, strict, assign)
+        self.mark_fitted(not found.missing_keys)
+        return found
+
+    @torch.no_grad()
+    def predict(self, x: Any, seed: int | None = None) -> Prediction:
+        """Serve a batch in evaluation mode, on the model's device. Threads are served in turn.
+
+        A row that is not finite, or too large to compute with, gets uniform probabilities and
+        infinite epistemic uncertainty.
+
+        Args:
+            x: a batch of inputs, (batch, ...): a tensor, an array, a data frame or
+                lists of numbers.
+            seed: with one, a method that draws samples repeats itself.
+        """
+        self.check_fitted("predict")
+        x = as_batch(x, next(self.parameters()), self.example_shape, self.example_dtype)
+        # Modes and generators are those of all threads, and not every encoder can be shared.
+        with self._lock, evaluating(self), seeded(seed, x.device):
+            try:
+                return self.guarded(x)
+            except (RuntimeError, IndexError) as error:
+                raise explained(error, x, self.example_shape, self.example_dtype) from error
+
+    def guarded(self, x: Tensor) -> Prediction:
+        """`forward` with bad rows flagged: what `predict` serves and what is exported."""
+        # Few operations: 0 times a number is 0, and times anything else NaN, which a sum keeps.
+        zero = (x * 0).flatten(1).sum(1)
+        finite = (zero == 0).view(-1, *[1] * (x.ndim - 1))
+        probs, aleatoric, epistemic = self(x.where(finite, 0))
+        # An input so large that the density overflows is as unknown as one that is no number.
+        good = (zero + probs.sum(1) + aleatoric + epistemic).abs() < math.inf
+        probs = probs.where(good[:, None], 1 / self.num_classes)
+        aleatoric = aleatoric.where(good, math.log(self.num_classes))
+        return Prediction(probs, aleatoric, epistemic.where(good, math.inf))
+
+    def summary(self) -> str:
+        """What the model is and, if `attach` made it, what that did to it, in a few lines."""
+        return "\n".join([repr(self), *(self.calibration.lines() if self.calibration else ())])
+
+    def __repr__(self) -> str:
+        """One line; `print(torch.nn.Module.__repr__(model))` shows the tree of modules."""
+        members, encoder = self._members(), self._modules.get("encoder")
+        inner = encoder and encoder._modules.get("model", encoder)  # of a Headless
+        around = f"{len(members)} members" if inner is None else f"a {type(inner).__name__}"
+        count = sum(parameter.numel() for parameter in self.parameters())
+        return (
+            f"{type(self).__name__} around {around}: {self.num_features} features, "
+            f"{self.num_classes} classes, {count:,} parameters, "
+            f"{'fitted' if self.is_fitted else 'not fitted'}"
+        )
