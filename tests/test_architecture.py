@@ -24,7 +24,7 @@ LAYERS = (
     ("recipes",),
     ("runs",),
     ("report",),
-    ("benchmark", "posthoc", "estimator", "deploy"),
+    ("benchmark", "posthoc", "comparison", "estimator", "deploy"),
     ("grid",),
     ("cli", "__main__"),
 )

@@ -371,8 +371,8 @@ def test_a_parametrised_head_may_come_in_training_mode():
 
 
 def test_a_config_that_would_train_the_model_again_is_refused():
-    with pytest.raises(UserError, match="representation would train the model again: pass None"):
-        attached(build("perceptron"), config=DensitySoftmax.Config())
+    with pytest.raises(UserError, match="representation would train the model again: pass repr"):
+        attached(build("perceptron"), method=DensitySoftmax.Config())
 
 
 @pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16, torch.float16])
@@ -400,7 +400,7 @@ def test_the_seed_decides_every_draw_and_the_global_generator_stays():
     for seed in (1, 2):
         torch.manual_seed(seed)
         state = torch.get_rng_state()
-        answers.append(attached(copy.deepcopy(model), config=config).predict(x).epistemic)
+        answers.append(attached(copy.deepcopy(model), method=config).predict(x).epistemic)
         assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(*answers)
 
@@ -581,7 +581,7 @@ def test_other_densities_can_be_chosen(density):
     config = DensitySoftmax.Config(
         representation=None, density=density, layers=model.layers, head=None
     )
-    prediction = attached(model, config=config).predict(data(model, 16, 3)[0])
+    prediction = attached(model, method=config).predict(data(model, 16, 3)[0])
     assert all(part.isfinite().all() for part in prediction)
 
 
@@ -599,7 +599,7 @@ def test_the_head_stage_changes_the_head_alone_and_only_if_asked():
     before = copy.deepcopy(model.state_dict())
     config = closed_form(())
     head = Descent(epochs=3, batch_size=32, optimizer=Adam(lr=1e-2))
-    attached(model, config=DensitySoftmax.Config(**{**vars(config), "head": head}))
+    attached(model, method=DensitySoftmax.Config(**{**vars(config), "head": head}))
     changed = {n for n, value in model.state_dict().items() if not torch.equal(value, before[n])}
     assert changed == {"fc.weight", "fc.bias"}
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.config import at_least
-from density_softmax.methods.posthoc import Calibration, PostHocConfig
+from density_softmax.methods.posthoc import Calibrator, PostHocConfig
 from density_softmax.nn.layers.neighbours import Neighbours
 from density_softmax.nn.softmax.calibration import fit_temperature_weights
 from density_softmax.training import Estimate, Values
@@ -17,7 +17,7 @@ from density_softmax.types import Batch
 
 
 @final
-class DensityAwareCalibration(Calibration):
+class DensityAwareCalibration(Calibrator):
     """Density-Aware Calibration (Tomani et al., ICML 2023): softmax(g(z) / T(x)).
 
     T(x) = w_0 + Σ_l w_l d_l(x) with w ≥ 0; d_l is the distance to the k-th nearest of the training

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from density_softmax.methods.posthoc import Calibration, PostHocConfig
+from density_softmax.methods.posthoc import Calibrator, PostHocConfig
 from density_softmax.nn.softmax.head import nll_of_logits
 from density_softmax.training import Estimate, Values
 from density_softmax.types import Batch
@@ -20,7 +20,7 @@ LOG_BOUNDS = (math.log(1e-4), math.log(1e8))
 
 
 @final
-class LastLayerLaplace(Calibration):
+class LastLayerLaplace(Calibrator):
     """Laplace approximation of the last layer (Kristiadi et al., ICML 2020; Daxberger et al. 2021).
 
     The weights of the head are Gaussian around the trained ones, with the precision

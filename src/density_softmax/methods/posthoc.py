@@ -141,7 +141,7 @@ class Score(PostHoc, ABC):
         """How little is known, higher = less, (batch,), from z and g(z)."""
 
 
-class Calibration(PostHoc, ABC):
+class Calibrator(PostHoc, ABC):
     """Probabilities are a function of the logits; their entropy stands for both uncertainties."""
 
     def predict_features(self, features: Tensor) -> Prediction:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from density_softmax.methods.posthoc import Calibration, PostHocConfig
+from density_softmax.methods.posthoc import Calibrator, PostHocConfig
 from density_softmax.nn.softmax.calibration import fit_affine, fit_mixture
 from density_softmax.nn.softmax.head import fit_temperature
 from density_softmax.training import Estimate
 
 
 @final
-class EnsembleTemperatureScaling(Calibration):
+class EnsembleTemperatureScaling(Calibrator):
     """Ensemble temperature scaling (Zhang et al., ICML 2020).
 
     p = w₁ softmax(g(z) / T) + w₂ softmax(g(z)) + w₃ / K with K classes. T is that of temperature
@@ -47,10 +47,10 @@ class EnsembleTemperatureScaling(Calibration):
 
     def calibrated(self, features: Tensor, logits: Tensor) -> Tensor:
         """log p."""
-        members = self._members(logits)
+        members = self._mixed(logits)
         return (members + self.weights.log()).logsumexp(-1)
 
-    def _members(self, logits: Tensor) -> Tensor:
+    def _mixed(self, logits: Tensor) -> Tensor:
         """Log probabilities of the three members, (batch, classes, 3)."""
         uniform = torch.zeros_like(logits)
         members = (logits / self.head.temperature, logits, uniform)
@@ -58,13 +58,13 @@ class EnsembleTemperatureScaling(Calibration):
 
     def _fit(self, logits: Tensor, y: Tensor) -> None:
         self.head.temperature.fill_(fit_temperature(logits, y))
-        members = self._members(logits.double())
+        members = self._mixed(logits.double())
         likelihoods = members[torch.arange(len(y), device=y.device), y].exp()
         self.weights.copy_(fit_mixture(likelihoods))
 
 
 @final
-class VectorScaling(Calibration):
+class VectorScaling(Calibrator):
     """Vector scaling (Guo et al., ICML 2017): softmax(v ⊙ g(z) + b).
 
     v and b minimise the NLL of the held-out slice and stay near temperature scaling: the weight of
@@ -106,7 +106,7 @@ class VectorScaling(Calibration):
 
 
 @final
-class DirichletScaling(Calibration):
+class DirichletScaling(Calibrator):
     """Dirichlet calibration (Kull et al., NeurIPS 2019): softmax(W log softmax(g(z)) + b).
 
     W and b minimise the NLL of the held-out slice and stay near temperature scaling, which is
