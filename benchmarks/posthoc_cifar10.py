@@ -186,6 +186,7 @@ class Network:
         for name, config in track(rules().items(), description=f"{self.name}: rules"):
             # A copy each: timed in turn, none finds its weights in the cache of another.
             method = around(Headless(self.copy(), "1"), config, EXAMPLE)
+            assert isinstance(method, DensitySoftmax)
             width = None if config.layers else method.num_features
             features = {k: ArraySource(v.x[:, :width], v.y) for k, v in known.items()}
             sources = self.images.train, self.images.calibration

@@ -185,7 +185,7 @@ def test_scores_after_are_of_samples_that_fitted_nothing(trained):
         density=closed_form(()).density,
         scale=TemperatureScale.Config(),
     )
-    model = attached(trained, config=config)
+    model = attached(trained, method=config)
     x, y = points(300, 2)
     with torch.no_grad():
         z, logits = model.features(x), trained(x)

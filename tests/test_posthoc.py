@@ -17,6 +17,7 @@ from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
 from density_softmax.nn.taps import LayerReader, pooled
+from density_softmax.posthoc import posthoc_kinds
 from density_softmax.recipes.attach import closed_form
 from density_softmax.training import Adam, Descent
 
@@ -118,6 +119,42 @@ def test_predicted_classes_are_the_models_own(model, reads_layers):
     before = model(x).argmax(1)
     method = attached(model, model.layers if reads_layers else ())
     assert torch.equal(method.predict(x).probs.argmax(1), before)
+
+
+@pytest.mark.parametrize("kind", posthoc_kinds())
+def test_any_post_hoc_method_is_attached_saved_and_loaded(kind, tmp_path):
+    model = build("convolutional")
+    x, answer = data(model, 16, 3)[0], copy.deepcopy(model.state_dict())
+    method = attached(model, method=kind)
+    before = method.predict(x)
+    method.save(tmp_path / "model.safetensors")
+    again = ds.load(tmp_path / "model.safetensors", build("convolutional"))
+    for ours, theirs in zip(again.predict(x), before, strict=True):
+        assert torch.equal(ours, theirs)
+    assert all(torch.equal(value, answer[name]) for name, value in model.state_dict().items())
+    assert method.calibration.num_calibration == 100
+
+
+def test_density_aware_calibration_reads_the_layers_that_are_named():
+    model = build("convolutional")
+    method = attached(model, model.layers, method="density_aware_calibration")
+    assert len(method.neighbours) == 1 + len(model.layers)
+    assert method.predict(data(model, 8, 3)[0]).probs.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "mahalanobi"}, "unknown post-hoc method 'mahalanobi'; did you mean 'mahalan"),
+        ({"method": "knn", "layers": ["conv"]}, "'knn' reads the last features alone: omit"),
+        ({"method": ds.KNN.Config()}, "descent would train the model again: pass descent=None"),
+        ({"method": ds.SNGP.Config()}, "no settings of a post-hoc method; there are: determ"),
+        ({"method": closed_form(()), "layers": ["conv"]}, "a part of the settings that method="),
+    ],
+)
+def test_what_cannot_be_attached_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        attached(build("convolutional"), **options)
 
 
 def test_the_model_keeps_its_weights_and_its_answers(model):
@@ -371,8 +408,8 @@ def test_a_parametrised_head_may_come_in_training_mode():
 
 
 def test_a_config_that_would_train_the_model_again_is_refused():
-    with pytest.raises(UserError, match="representation would train the model again: pass None"):
-        attached(build("perceptron"), config=DensitySoftmax.Config())
+    with pytest.raises(UserError, match="representation would train the model again: pass repr"):
+        attached(build("perceptron"), method=DensitySoftmax.Config())
 
 
 @pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16, torch.float16])
@@ -400,7 +437,7 @@ def test_the_seed_decides_every_draw_and_the_global_generator_stays():
     for seed in (1, 2):
         torch.manual_seed(seed)
         state = torch.get_rng_state()
-        answers.append(attached(copy.deepcopy(model), config=config).predict(x).epistemic)
+        answers.append(attached(copy.deepcopy(model), method=config).predict(x).epistemic)
         assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(*answers)
 
@@ -581,7 +618,7 @@ def test_other_densities_can_be_chosen(density):
     config = DensitySoftmax.Config(
         representation=None, density=density, layers=model.layers, head=None
     )
-    prediction = attached(model, config=config).predict(data(model, 16, 3)[0])
+    prediction = attached(model, method=config).predict(data(model, 16, 3)[0])
     assert all(part.isfinite().all() for part in prediction)
 
 
@@ -599,7 +636,7 @@ def test_the_head_stage_changes_the_head_alone_and_only_if_asked():
     before = copy.deepcopy(model.state_dict())
     config = closed_form(())
     head = Descent(epochs=3, batch_size=32, optimizer=Adam(lr=1e-2))
-    attached(model, config=DensitySoftmax.Config(**{**vars(config), "head": head}))
+    attached(model, method=DensitySoftmax.Config(**{**vars(config), "head": head}))
     changed = {n for n, value in model.state_dict().items() if not torch.equal(value, before[n])}
     assert changed == {"fc.weight", "fc.bias"}
 

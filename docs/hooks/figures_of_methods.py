@@ -14,6 +14,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
+from density_softmax.methods import kinds_of
 from density_softmax.methods.base import MethodConfig
 from density_softmax.report.paper import paper_value
 
@@ -32,8 +33,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = Path(config.docs_dir) / "methods.md"
     found = list(tables(source.read_text(encoding="utf-8")))
     try:
-        methods = sorted(MethodConfig.members.values(), key=lambda config: config.rank)
-        lines = [row(found, config) for config in methods]
+        lines = [row(found, MethodConfig.members[kind]) for kind in kinds_of("paper")]
     except LookupError as error:
         raise PluginError(f"{source}: {error.args[0]}, which {Path(__file__).name} reads") from None
     head = list(lines[0])

@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 # The public names besides the methods. They are imported when first used, because torch takes
 # seconds to import and neither `--help` nor a deployed model needs it.
 if TYPE_CHECKING:
+    from density_softmax.comparison import compare as compare
     from density_softmax.deploy.export import export as export
     from density_softmax.engine.fit import fit as fit
     from density_softmax.engine.runtime import EngineConfig as EngineConfig
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from density_softmax.methods.density_softmax import DensitySoftmax as DensitySoftmax
     from density_softmax.nn.backbones.headless import Headless as Headless
     from density_softmax.posthoc import attach as attach
+    from density_softmax.report.comparison import Comparison as Comparison
     from density_softmax.serve.predictor import Predictor as Predictor
     from density_softmax.types import Prediction as Prediction
 

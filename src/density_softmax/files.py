@@ -172,7 +172,7 @@ def differences(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
 
     Args:
         stored: the tensors of the file, by name.
-        own: the tensors of the module. A lazy one takes any shape.
+        own: the tensors of the module. A lazy one takes any shape, an empty one any length.
 
     Returns:
         A clause that names the first few; empty if all of them fit.
@@ -181,6 +181,9 @@ def differences(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
 
     theirs = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     ours = {n: theirs.get(n) if is_lazy(t) else tuple(t.shape) for n, t in own.items()}
+    for name, shape in ours.items():
+        if shape is not None and shape[:1] == (0,) and theirs.get(name, ())[1:] == shape[1:]:
+            ours[name] = theirs[name]
     names = [name for name in theirs | ours if theirs.get(name) != ours.get(name)]
     found = [
         f"{name} is {theirs.get(name, 'not')} in the file and {ours.get(name, 'not')} here"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,8 +25,9 @@ from density_softmax.engine.calibration import (
 from density_softmax.engine.fit import inspected
 from density_softmax.engine.progress import Bars
 from density_softmax.errors import CalibrationWarning, UserError
-from density_softmax.methods.base import Method
+from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.methods.posthoc import PostHocConfig
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.execution import seeded
 from density_softmax.nn.softmax.head import Head
@@ -32,6 +35,9 @@ from density_softmax.nn.taps import CallRecorder
 from density_softmax.recipes.attach import closed_form
 from density_softmax.serve.card import thresholds_of
 from density_softmax.types import Calibration, Source
+
+# What `attach` attaches if nothing else is asked for.
+DEFAULT = "density_softmax"
 
 
 def attach(
@@ -41,17 +47,17 @@ def attach(
     train: Any,
     calibration: Any,
     layers: Sequence[str] = (),
-    config: DensitySoftmax.Config | None = None,
+    method: str | MethodConfig = DEFAULT,
     seed: int = 0,
     engine: EngineConfig | None = None,
     progress: bool = True,
-) -> DensitySoftmax:
+) -> Method:
     """Density-Softmax around a trained model, without back-propagation through it.
 
     One pass over the training data gives all features; the density is fitted to them, and the
     scale and the temperature to the calibration data. The model's own weights stay as they are
-    unless `config.head` asks for the head stage; without it the predicted classes stay as well. It
-    is put into evaluation mode.
+    unless the settings ask for the head stage; without it the predicted classes stay as well. It
+    is put into evaluation mode. Any other post-hoc method is attached in the same way.
 
     Calibration data that would make the result void are refused: training samples, too few,
     inputs on another scale, labels that contradict the model. What weakens it is a
@@ -66,25 +72,79 @@ def attach(
             see corruptions that the last features hide; those have a density of their own, and
             the classifier's energy is added: both see OOD classes. If no layers are given, only the
             last features are used.
-        config: everything in detail, `layers` included: density, scale, head stage. Its
-            `representation` is None: encoder and head are trained.
+        method: another post-hoc method by its name, such as "knn", or the settings of one in
+            detail, `layers` included. These must not train the network: `descent` is None, of
+            Density-Softmax `representation`.
         seed: decides every random draw.
         engine: devices, processes and precision.
         progress: draw progress bars, and print NLL and ECE before and after.
     """
-    if isinstance(layers, str):
-        raise UserError(f'layers="{layers}" is one name: pass a list, layers=["{layers}"]')
-    if config is not None and config.representation is not None:
-        raise UserError("config.representation would train the model again: pass None for it")
-    encoder, config = Headless(model, head), config or closed_form(tuple(layers))
-    _check_kind(encoder)
+    encoder, config = Headless(model, head), posthoc_config(method, layers)
+    check_kind(encoder)
     sources = inspected(encoder.head.out_features, train, calibration)
     device = next(model.parameters()).device
     with seeded(seed, device):
-        method = _around_checked(encoder, config, next(sources["train"].read([[0]], device)).x)
+        example = next(sources["train"].read([[0]], device)).x
+        attached = around_checked(encoder, config, example)
     options: dict[str, Any] = {"seed": seed, "engine": engine, "progress": progress}
-    fit_calibrated(method, encoder, sources, layers=config.layers, **options)
+    fit_calibrated(attached, encoder, sources, layers=layers_of(config) or (), **options)
+    return attached
+
+
+def posthoc_kinds() -> list[str]:
+    """The kinds of all methods that `attach` can build, in the order of tables."""
+    found = [kind for kind, each in MethodConfig.members.items() if issubclass(each, PostHocConfig)]
+    return sorted([*found, DEFAULT], key=lambda kind: MethodConfig.members[kind].rank)
+
+
+def posthoc_config(method: str | MethodConfig, layers: Sequence[str] = ()) -> MethodConfig:
+    """The settings of a post-hoc method for a network that is trained.
+
+    Args:
+        method: its kind, or its settings.
+        layers: names of layers to read, by a method that reads layers.
+    """
+    if isinstance(layers, str):
+        raise UserError(f'layers="{layers}" is one name: pass a list, layers=["{layers}"]')
+    if isinstance(method, str):
+        return _default_config(method, tuple(layers))
+    if not isinstance(method, DensitySoftmax.Config | PostHocConfig):
+        known = ", ".join(posthoc_kinds())
+        raise UserError(f"method: no settings of a post-hoc method; there are: {known}")
+    name = "descent" if isinstance(method, PostHocConfig) else "representation"
+    if getattr(method, name) is not None:
+        raise UserError(f"method: its {name} would train the model again: pass {name}=None")
+    if layers and layers_of(method) != tuple(layers):
+        raise UserError("layers: they are a part of the settings that method= has; name them there")
     return method
+
+
+def _default_config(kind: str, layers: tuple[str, ...]) -> MethodConfig:
+    known = posthoc_kinds()
+    if kind not in known:
+        close = difflib.get_close_matches(kind, known, n=1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise UserError(f"unknown post-hoc method '{kind}'; {hint}there are: {', '.join(known)}")
+    if kind == DEFAULT:
+        return closed_form(layers)
+    member = MethodConfig.members[kind]
+    assert issubclass(member, PostHocConfig)
+    config = member(descent=None)
+    if not layers:
+        return config
+    if layers_of(config) is None:
+        raise UserError(f"'{kind}' reads the last features alone: omit layers")
+    return replace(config, layers=layers)  # type: ignore[call-arg]
+
+
+def layers_of(config: MethodConfig) -> tuple[str, ...] | None:
+    """The layers that a method reads; None if it cannot read any.
+
+    Args:
+        config: its settings.
+    """
+    found: tuple[str, ...] | None = getattr(config, "layers", None)
+    return found
 
 
 def fit_calibrated(
@@ -154,8 +214,12 @@ def _temperature(method: Method) -> float | None:
     return heads[0].temperature.item() if heads else None
 
 
-def _check_kind(encoder: Headless) -> None:
-    """Refuse a head whose outputs are not the logits of a softmax in single precision."""
+def check_kind(encoder: Headless) -> None:
+    """Refuse a head whose outputs are not the logits of a softmax in single precision.
+
+    Args:
+        encoder: the trained model.
+    """
     head = encoder.head
     if head.weight.dtype != torch.float32:
         raise UserError(f"the model computes in {head.weight.dtype}: pass model.float()")
@@ -169,10 +233,14 @@ def _check_kind(encoder: Headless) -> None:
         )
 
 
-def _around_checked(
-    encoder: Headless, config: DensitySoftmax.Config, example: Tensor
-) -> DensitySoftmax:
-    """`around`, whose only pass also tells whether the head gives what the model returns."""
+def around_checked(encoder: Headless, config: MethodConfig, example: Tensor) -> Method:
+    """`around`, whose only pass also tells whether the head gives what the model returns.
+
+    Args:
+        encoder: the trained model, as an encoder.
+        config: the settings of the method.
+        example: a batch of inputs, (batch, ...).
+    """
 
     def read(name: str, inputs: Any, output: Any) -> Any:
         if name != encoder.head_name or not inputs:  # of which Headless tells
@@ -188,7 +256,7 @@ def _around_checked(
     return method
 
 
-def around(encoder: Headless, config: DensitySoftmax.Config, example: Tensor) -> DensitySoftmax:
+def around(encoder: Headless, config: MethodConfig, example: Tensor) -> Method:
     """An unfitted method that shares its head with the trained model.
 
     Args:
@@ -196,7 +264,8 @@ def around(encoder: Headless, config: DensitySoftmax.Config, example: Tensor) ->
         config: the settings of the method.
         example: a batch of inputs, (batch, ...).
     """
-    method = DensitySoftmax(encoder, encoder.head.out_features, config, example)
+    method = config.build(encoder, encoder.head.out_features, example)
+    assert isinstance(method.head, Head)
     method.head.linear = encoder.head
     return method
 

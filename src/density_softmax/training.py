@@ -232,6 +232,23 @@ class Train:
 Stage = Train | Estimate
 
 
+def reading(stage: Stage, read: Callable[[Tensor], Tensor]) -> Stage:
+    """The same stage on a function of what it reads.
+
+    Args:
+        stage: any stage.
+        read: what the stage sees of a batch of inputs or features.
+    """
+
+    def seeing(function: Callable[[Batch], T]) -> Callable[[Batch], T]:
+        return lambda batch: function(Batch(read(batch.x), batch.y))
+
+    if isinstance(stage, Estimate):
+        return replace(stage, statistics=seeing(stage.statistics))
+    monitor = None if stage.monitor is None else seeing(stage.monitor)
+    return replace(stage, loss=seeing(stage.loss), monitor=monitor)
+
+
 def on_columns(stage: Stage, columns: slice) -> Stage:
     """The same stage on features, seeing only some of their columns.
 
@@ -239,11 +256,4 @@ def on_columns(stage: Stage, columns: slice) -> Stage:
         stage: one that reads features, (batch, features).
         columns: which of them it sees.
     """
-
-    def seeing(function: Callable[[Batch], T]) -> Callable[[Batch], T]:
-        return lambda batch: function(Batch(batch.x[:, columns], batch.y))
-
-    if isinstance(stage, Estimate):
-        return replace(stage, statistics=seeing(stage.statistics))
-    monitor = None if stage.monitor is None else seeing(stage.monitor)
-    return replace(stage, loss=seeing(stage.loss), monitor=monitor)
+    return reading(stage, lambda features: features[:, columns])

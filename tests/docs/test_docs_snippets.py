@@ -72,10 +72,18 @@ def attached_model():
     }
 
 
+def compared_model():
+    """What a reader has who wants to know which method is best for it."""
+    sets = {"test_loader": images(80, 4), "fog_loader": images(60, 4)}
+    loaders = {name: DataLoader(TensorDataset(*data), batch_size=50) for name, data in sets.items()}
+    return {**trained_model(), **loaders, "svhn_loader": 9 * torch.randn(50, 3, 8, 8)}
+
+
 # The names that a page takes for granted. The others take none.
 GIVEN = {
     "README.md": lambda: {**trained_model(), **table()},
     "docs/attach.md": trained_model,
+    "docs/compare.md": compared_model,
     "docs/deployment.md": attached_model,
 }
 

@@ -28,8 +28,11 @@ def test_a_grid_is_methods_times_seeds() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_all_methods_of_a_recipe_are_all_there_are(recipe: str) -> None:
-    assert choose_methods(recipe, "all") == list(MethodConfig.members)
+def test_all_methods_of_a_recipe_are_those_of_the_papers_tables(recipe: str) -> None:
+    rivals = choose_methods(recipe, "posthoc")
+    assert len(rivals) == 19
+    assert set(choose_methods(recipe, "all")) == set(MethodConfig.members) - set(rivals)
+    assert choose_methods(recipe, "posthoc, ddu, knn") == [*rivals, "ddu"]
 
 
 def test_the_command_of_a_cell_makes_its_recipe() -> None:

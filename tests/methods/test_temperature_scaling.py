@@ -113,10 +113,11 @@ def test_it_is_trained_at_temperature_one_however_it_starts() -> None:
 def test_the_temperature_stage_changes_the_temperature_alone() -> None:
     method = TemperatureScaling(ResFFN(2, depth=1, width=4), NUM_CLASSES)
     stage = method.stages()[1]
-    assert (stage.name, stage.split, stage.on) == ("temperature", "heldout", "inputs")
+    assert (stage.name, stage.split, stage.on) == ("temperature", "heldout", "features")
     before = {name: value.clone() for name, value in method.state_dict().items()}
+    batch = next(HELDOUT.read([range(50)], torch.device("cpu")))
     with torch.no_grad():
-        stage.finish(stage.statistics(HELDOUT.read([range(50)], torch.device("cpu")).__next__()))
+        stage.finish(stage.statistics(batch._replace(x=method.features(batch.x))))
     after = method.state_dict()
     assert [n for n in before if not torch.equal(before[n], after[n])] == ["head.temperature"]
 

@@ -6,6 +6,7 @@ import pytest
 
 from density_softmax.benchmark import run
 from density_softmax.config import ConfigError, from_dict, override, to_dict
+from density_softmax.methods import kinds_of
 from density_softmax.methods.base import MethodConfig
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.recipes import RECIPES, Recipe, get_recipe
@@ -26,6 +27,14 @@ def test_a_recipe_survives_the_way_to_a_dictionary_and_back(recipe, method):
 def test_erm_and_density_softmax_train_the_network_alike(recipe):
     erm, ours = (get_recipe(recipe, m).method for m in ("deterministic", "density_softmax"))
     assert erm.descent == ours.representation
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_post_hoc_methods_follow_the_training_of_erm(recipe):
+    erm, ours = (get_recipe(recipe, m).method for m in ("deterministic", "density_softmax"))
+    for kind in kinds_of("posthoc"):
+        assert get_recipe(recipe, kind).method.descent == erm.descent
+    assert get_recipe(recipe, "density_aware_calibration").method.layers == ours.layers
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def run_benchmark(
 
     Args:
         recipe: its name.
-        methods: `all`, or names with commas between; None is all, or the ablated one.
+        methods: names or groups with commas between; None is all, or the ablated one.
         num_seeds: seeds 0, 1, ..., N − 1.
         engine: this machine, or a Ray cluster.
         ablation: variants to compare.

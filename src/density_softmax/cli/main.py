@@ -141,7 +141,8 @@ def benchmark(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="`all`, or names with commas between; an ablation is of density_softmax.",
+            help="Names with commas between; `all` are the paper's methods, `posthoc` their "
+            "rivals on a network that ERM trained. An ablation is of density_softmax.",
             show_default="all",
         ),
     ] = None,

@@ -9,13 +9,17 @@ from typing import Any
 
 from density_softmax.config import ConfigError, assignment, override, parse_assignment
 from density_softmax.errors import UserError
-from density_softmax.methods.base import MethodConfig
+from density_softmax.methods import kinds_of
+from density_softmax.methods.base import Group, MethodConfig
 from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.recipes.ablations import find_variants
 from density_softmax.runs.run import Run, shared_root
 
 # What ablations are of.
 ABLATED = "density_softmax"
+
+# What --methods calls a group of methods.
+GROUPS: dict[str, Group] = {"all": "paper", "posthoc": "posthoc"}
 
 Changes = Mapping[str, Any]  # JSON values by path
 
@@ -101,17 +105,21 @@ def choose_methods(recipe: str, names: str) -> list[str]:
 
     Args:
         recipe: its name.
-        names: `all`, or registry keys with commas between.
+        names: registry keys with commas between; `all` stands for the methods and controls of the
+            paper's tables, `posthoc` for their rivals on a network that ERM has trained.
     """
     get_recipe(recipe)
-    if names == "all":
-        return [method for method in MethodConfig.members if _has(recipe, method)]
-    chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-    if not chosen:
+    words = [name.strip() for name in names.split(",") if name.strip()]
+    if not words:
         raise UserError(f"--methods '{names}' names none: write all, or names with commas between")
-    for method in chosen:
-        get_recipe(recipe, method)
-    return chosen
+    chosen: dict[str, None] = {}
+    for word in words:
+        if word in GROUPS:
+            chosen |= {kind: None for kind in kinds_of(GROUPS[word]) if _has(recipe, kind)}
+        else:
+            get_recipe(recipe, word)
+            chosen[word] = None
+    return list(chosen)
 
 
 def _has(recipe: str, method: str) -> bool:

@@ -23,7 +23,7 @@ from density_softmax.files import (
     under,
 )
 from density_softmax.lazy import import_modules
-from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.methods.base import Group, Method, MethodConfig
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.execution import seeded
 from density_softmax.types import Calibration
@@ -43,6 +43,16 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, *(config.method.__name__ for config in MethodConfig.members.values())]
+
+
+def kinds_of(group: Group) -> list[str]:
+    """The kinds of all methods of a group, in the order of tables.
+
+    Args:
+        group: `paper` or `posthoc`.
+    """
+    found = {kind: config for kind, config in MethodConfig.members.items() if config.group == group}
+    return sorted(found, key=lambda kind: found[kind].rank)
 
 
 def load(path: str | Path, encoder: nn.Module) -> Method:

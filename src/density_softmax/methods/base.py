@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,6 +22,8 @@ from density_softmax.nn.softmax.averaging import tile
 from density_softmax.nn.softmax.head import Head
 from density_softmax.training import Descent, Stage, Train
 from density_softmax.types import Batch
+
+Group = Literal["paper", "posthoc"]
 
 
 class Method(Classifier, ABC):
@@ -133,12 +135,17 @@ class Method(Classifier, ABC):
 
 
 class MethodConfig(Family, package="density_softmax.methods"):
-    """The family of methods; `kind` is the registry key.
+    """The family of methods; `kind` is the registry key. A config without one is abstract.
 
     Attributes:
         title: the usual name in tables; by default the kind in title case.
         rank: where tables put the method; by default behind all that have a rank.
         log_density: the formula of which epistemic uncertainty is the negative, if a log density.
+        group: `paper`, the methods and controls of the paper's tables, or `posthoc`, their rivals
+            on a network that ERM has trained.
+        defines: what is the method's own, `score`, `probs` or both of them; the rest is that of
+            the plain softmax.
+        stores_data: whether it keeps training data.
         method: the class in which the config is nested.
     """
 
@@ -146,15 +153,28 @@ class MethodConfig(Family, package="density_softmax.methods"):
     title: ClassVar[str]
     rank: ClassVar[int]
     log_density: ClassVar[str]
+    group: ClassVar[Group]
+    defines: ClassVar[tuple[str, ...]]
+    stores_data: ClassVar[bool]
     method: ClassVar[type[Method]]
 
     def __init_subclass__(
-        cls, kind: str | None = None, title: str = "", rank: int = 1000, log_density: str = ""
+        cls,
+        kind: str | None = None,
+        title: str = "",
+        rank: int = 1000,
+        log_density: str = "",
+        group: Group = "paper",
+        defines: tuple[str, ...] = ("probs", "score"),
+        stores_data: bool = False,
     ) -> None:
         """Register a member by its kind, with what tables say of it."""
+        if kind is None:
+            return
         super().__init_subclass__(kind)
-        title = title or (kind or "").replace("_", " ").title()
-        cls.title, cls.rank, cls.log_density = title, rank, log_density
+        cls.title, cls.rank = title or kind.replace("_", " ").title(), rank
+        cls.log_density, cls.group = log_density, group
+        cls.defines, cls.stores_data = defines, stores_data
 
     def build(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> Method:
         """An untrained method around `encoder`; `example` is a batch to measure widths with."""

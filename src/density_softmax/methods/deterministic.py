@@ -10,73 +10,47 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from density_softmax.config import ConfigError
-from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.methods.base import MethodConfig
+from density_softmax.methods.posthoc import FeatureMethod, PostHoc, PostHocConfig
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty, PenaltyConfig
-from density_softmax.nn.softmax.head import Head, entropy_of_logits, fit_temperature
-from density_softmax.training import Descent, Estimate, Stage, Train, Values
+from density_softmax.nn.softmax.head import entropy_of_logits, fit_temperature
+from density_softmax.training import Descent, Estimate, Stage
 from density_softmax.types import Batch, Prediction
 
 
-class SoftmaxClassifier(Method, ABC):
+class SoftmaxClassifier(FeatureMethod, ABC):
     """softmax(g(f(x)) / T), trained at T = 1; the entropy stands for both uncertainties."""
 
-    head: Head
-
-    def forward(self, x: Tensor) -> Prediction:
+    def predict_features(self, features: Tensor) -> Prediction:
         """The softmax at temperature T and its entropy."""
-        logits = self.head(self.features(x))
+        logits = self.head(self.last(features))
         entropy = entropy_of_logits(logits)
         return Prediction(logits.softmax(-1), entropy, entropy)
 
-    def raw_logits(self, x: Tensor) -> Tensor:
-        """g(f(x)), the logits at temperature 1."""
-        return self.head.raw(self.features(x))
-
-    def nll(self, batch: Batch) -> Tensor:
-        """−log softmax(g(f(x)))_y."""
-        return F.cross_entropy(self.raw_logits(batch.x), batch.y, reduction="none")
-
-    def train_on_cross_entropy(self, descent: Descent) -> Train:
-        """The training of ERM."""
-        settings = {"objective": "cross entropy", "descent": descent}
-        return self.train_stage(descent, settings=settings, modules=("encoder", "head"))
-
     def temperature_stage(self) -> Estimate:
         """T minimises the NLL of the held-out slice."""
-        return Estimate(
-            "temperature",
-            statistics=lambda batch: {"logits": self.raw_logits(batch.x), "y": batch.y},
-            finish=self._fit_temperature,
-            reduce="concat",
-            split="heldout",
-        )
+        return self.logits_stage("temperature", self._fit_temperature)
 
-    def _fit_temperature(self, total: Values) -> None:
-        self.head.temperature.fill_(fit_temperature(total["logits"], total["y"]))
+    def _fit_temperature(self, logits: Tensor, y: Tensor) -> None:
+        self.head.temperature.fill_(fit_temperature(logits, y))
 
 
 @final
-class Deterministic(SoftmaxClassifier):
+class Deterministic(SoftmaxClassifier, PostHoc):
     """Empirical risk minimisation (Vapnik 1998): softmax(g(f(x))), trained on cross entropy.
 
     It does not tell aleatoric from epistemic uncertainty: the entropy stands for both.
     """
 
     @dataclass(frozen=True)
-    class Config(MethodConfig, kind="deterministic", title="ERM", rank=10):
+    class Config(PostHocConfig, kind="deterministic", title="ERM", rank=10, group="paper"):
         """How the network is trained."""
-
-        descent: Descent = Descent(epochs=100)
 
     config: Config
 
-    def stages(self) -> tuple[Stage, ...]:
-        """One: the whole network on cross entropy."""
-        return (self.train_on_cross_entropy(self.config.descent),)
-
 
 @final
-class TemperatureScaling(SoftmaxClassifier):
+class TemperatureScaling(SoftmaxClassifier, PostHoc):
     """Temperature scaling (Guo et al., ICML 2017): softmax(g(f(x)) / T).
 
     The control for every gain in calibration: T minimises the NLL of the held-out slice, the one
@@ -86,17 +60,20 @@ class TemperatureScaling(SoftmaxClassifier):
 
     @dataclass(frozen=True)
     class Config(
-        MethodConfig, kind="temperature_scaling", title="ERM + temperature scaling", rank=20
+        PostHocConfig,
+        kind="temperature_scaling",
+        title="ERM + temperature scaling",
+        rank=20,
+        group="paper",
+        defines=("probs",),
     ):
         """How the network is trained; the temperature leaves nothing to choose."""
 
-        descent: Descent = Descent(epochs=100)
-
     config: Config
 
-    def stages(self) -> tuple[Stage, ...]:
-        """The whole network on cross entropy, then T on the held-out slice."""
-        return self.train_on_cross_entropy(self.config.descent), self.temperature_stage()
+    def estimates(self) -> tuple[Estimate, ...]:
+        """T, on the held-out slice."""
+        return (self.temperature_stage(),)
 
 
 @final

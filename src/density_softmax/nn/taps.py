@@ -134,6 +134,10 @@ class LayerReader:
 
     def pop(self) -> list[Tensor]:
         """Return and forget what was read in the last pass, tensors of (batch, width)."""
+        return [statistic for found in self.pop_by_layer().values() for statistic in found]
+
+    def pop_by_layer(self) -> dict[str, tuple[Tensor, ...]]:
+        """`pop`, by layer."""
         found = self._recorder.pop()
         missing = [name for name in self.names if name not in found]
         if missing:
@@ -141,7 +145,7 @@ class LayerReader:
                 f"the encoder does not call its layer '{missing[0]}' when it predicts: "
                 "name layers that it calls"
             )
-        return [statistic for name in self.names for statistic in found[name]]
+        return {name: found[name] for name in self.names}
 
     def _pooled_output(self, name: str, inputs: Any, output: Any) -> tuple[Tensor, ...]:
         h = output[0] if isinstance(output, tuple) else output

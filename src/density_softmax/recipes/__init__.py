@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from density_softmax.config import ConfigError, override
+from density_softmax.methods import kinds_of
 from density_softmax.recipes.recipe import Recipe, Suite
 
 __all__ = ["RECIPES", "Recipe", "find_suite", "get_recipe", "prepare"]
@@ -42,11 +43,14 @@ def get_recipe(name: str, method: str = "density_softmax") -> Recipe:
         method: the kind of the method, such as `density_softmax`.
     """
     suite = find_suite(name)()
-    if method not in suite.methods:
+    settings = suite.settings(method)
+    if settings is None:
+        posthoc = kinds_of("posthoc")
         raise ConfigError(
-            f"recipe '{name}' has no method '{method}'; there are: {', '.join(suite.methods)}"
+            f"recipe '{name}' has no method '{method}'; there are: {', '.join(suite.methods)}; "
+            f"and on a network that ERM has trained: {', '.join(posthoc)}"
         )
-    return Recipe(name, suite.data, suite.encoder, suite.methods[method](), suite.engine)
+    return Recipe(name, suite.data, suite.encoder, settings, suite.engine)
 
 
 def prepare(name: str, method: str, changes: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:

@@ -10,6 +10,8 @@ from density_softmax.config import ConfigError, differences, to_dict, without_lo
 from density_softmax.data.sources import DataConfig
 from density_softmax.engine.runtime import EngineConfig
 from density_softmax.methods.base import MethodConfig
+from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.methods.posthoc import PostHocConfig
 from density_softmax.nn.backbones.base import BackboneConfig
 from density_softmax.types import Data
 
@@ -73,9 +75,28 @@ class Recipe:
 
 
 class Suite(NamedTuple):
-    """What all methods share on one data set, and the settings of each."""
+    """What all methods share on one data set, and the settings of each.
+
+    Attributes:
+        methods: settings by kind. A post-hoc method needs none: it has its defaults, on the
+            training of ERM and the layers that Density-Softmax reads.
+    """
 
     data: DataConfig
     encoder: BackboneConfig
     methods: Methods
     engine: EngineConfig = EngineConfig()
+
+    def settings(self, kind: str) -> MethodConfig | None:
+        """The settings of a method, or None if there are none."""
+        if kind in self.methods:
+            return self.methods[kind]()
+        member = MethodConfig.members.get(kind)
+        if member is None or member.group != "posthoc":
+            return None
+        erm, ours = self.methods["deterministic"](), self.methods["density_softmax"]()
+        assert isinstance(erm, PostHocConfig)
+        assert isinstance(ours, DensitySoftmax.Config)
+        shared = {"descent": erm.descent, "layers": ours.layers}
+        names = {field.name for field in fields(member)}  # type: ignore[arg-type]
+        return member(**{name: value for name, value in shared.items() if name in names})

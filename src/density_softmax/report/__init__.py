@@ -12,6 +12,7 @@ from density_softmax.errors import UserError
 from density_softmax.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from density_softmax.report.comparison import Comparison as Comparison
     from density_softmax.report.figures.costs import cost_figure as cost_figure
     from density_softmax.report.figures.surfaces import MEASURES as MEASURES
     from density_softmax.report.figures.surfaces import surface_figure as surface_figure

@@ -199,7 +199,7 @@ def as_html(table: Table) -> str:
     Args:
         table: the results.
     """
-    return _render("table.html.j2", table=table)
+    return render("table.html.j2", table=table)
 
 
 def render_page(
@@ -214,7 +214,7 @@ def render_page(
     """
     finished = runs.finished
     titles = [*(["Results"] if tables else []), *figures, *(["How it was run"] if finished else [])]
-    return _render(
+    return render(
         "page.html.j2",
         sections=titles,
         num_runs=len(finished),
@@ -242,7 +242,13 @@ def _write_tables(tables: Sequence[Table], left_out: Sequence[LeftOut], folder: 
     write_text(folder / "results.txt", "\n".join([*results, *missing]))
 
 
-def _render(name: str, **values: Any) -> str:
+def render(name: str, **values: Any) -> str:
+    """A template of this folder with its values.
+
+    Args:
+        name: of the template.
+        values: by the names that it uses.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
