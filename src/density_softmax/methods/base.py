@@ -22,7 +22,7 @@ from density_softmax.nn.execution import CallerLock, as_batch, evaluating, seede
 from density_softmax.nn.softmax.averaging import tile
 from density_softmax.nn.softmax.head import Head
 from density_softmax.training import Descent, Stage, Train
-from density_softmax.types import Batch, Prediction
+from density_softmax.types import Batch, Needs, Prediction
 
 
 class Method(nn.Module, ABC):
@@ -154,11 +154,8 @@ class Method(nn.Module, ABC):
 
     def save(self, path: str | Path) -> None:
         """Write weights, estimates and configuration to one safetensors file."""
-        metadata = {
-            "method": json.dumps(to_dict(self.config)),
-            "num_classes": str(self.num_classes),
-            "version": __version__,
-        }
+        metadata = {"method": json.dumps(to_dict(self.config)), "version": __version__}
+        metadata["num_classes"] = str(self.num_classes)
         if self.example_shape is not None:
             metadata["example_shape"] = json.dumps(self.example_shape)
             metadata["example_dtype"] = str(self.example_dtype).removeprefix("torch.")
@@ -172,26 +169,31 @@ class MethodConfig(Family, package="density_softmax.methods"):
         title: the usual name in tables; by default the kind in title case.
         rank: where tables put the method; by default behind all that have a rank.
         log_density: the formula of which epistemic uncertainty is the negative, if a log density.
-        method: the class in which the config is nested.
+        control_for: of a control, the kind of the method that it repeats without a density.
     """
 
     members: ClassVar[Members[MethodConfig]]  # type: ignore[assignment]
     title: ClassVar[str]
     rank: ClassVar[int]
     log_density: ClassVar[str]
-    method: ClassVar[type[Method]]
+    control_for: ClassVar[str] = ""
+    method: ClassVar[type[Method]]  # the class in which the config is nested
 
     def __init_subclass__(
         cls, kind: str | None = None, title: str = "", rank: int = 1000, log_density: str = ""
     ) -> None:
         """Register a member by its kind, with what tables say of it."""
         super().__init_subclass__(kind)
-        title = title or (kind or "").replace("_", " ").title()
-        cls.title, cls.rank, cls.log_density = title, rank, log_density
+        cls.title = title or (kind or "").replace("_", " ").title()
+        cls.rank, cls.log_density = rank, log_density
 
     def build(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> Method:
         """An untrained method around `encoder`; `example` is a batch to measure widths with."""
         return self.method(encoder, num_classes, self, example)
+
+    def needs(self) -> Needs:
+        """What it needs beyond a plain classifier."""
+        return Needs()
 
     def ensemble(self) -> tuple[MethodConfig, ...]:
         """The members that are trained as runs of their own, in place of this method's stages."""

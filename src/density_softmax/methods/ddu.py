@@ -13,7 +13,7 @@ from density_softmax.nn.layers.surgery import prevent_feature_collapse
 from density_softmax.nn.lipschitz.spectral import constrain
 from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.training import Descent, Stage
-from density_softmax.types import Prediction
+from density_softmax.types import Needs, Prediction
 
 
 @final
@@ -42,6 +42,11 @@ class DDU(Method):
         norms: bool = False
         tied: bool = False
         descent: Descent = Descent(epochs=100)
+
+        def needs(self) -> Needs:
+            """What it needs beyond a plain classifier."""
+            bounded = "" if self.bound is None else ", bounded norms"
+            return Needs(inside=f"leaky activations{bounded}")
 
     config: Config
 
