@@ -109,3 +109,16 @@ def test_a_training_sample_that_is_no_number_is_refused_by_its_number(kind):
     bad.x[7, 1] = float("nan")
     with pytest.raises(ValueError, match="training sample 7 has NaN or infinite values"):
         fit(short_method(kind), bad, points(20, 1), engine=ENGINE, progress=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_method_needs_what_it_declares(kind):
+    method, plain = short_method(kind).eval(), str(ResFFN(2, depth=2, width=8))
+    needs, seen = method.config.needs(), []
+    members = method.ensemble() or (method,)
+    for member in members:
+        member.encoder.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+    method.predict(X[:1])
+    assert sum(seen) == needs.passes
+    assert len({id(member.encoder) for member in members}) == needs.networks
+    assert any(str(member.encoder) != plain for member in members) is bool(needs.inside)

@@ -4,13 +4,17 @@ from density_softmax.methods import MethodConfig
 from density_softmax.report.names import (
     Label,
     break_lines,
+    control_of,
+    distinct_stem,
     file_stem,
     fit_labels,
     method_name,
     method_order,
     metric_name,
     readable,
+    set_name,
     setting_name,
+    split_name,
 )
 
 
@@ -75,6 +79,32 @@ def test_file_stems_are_short_and_still_differ() -> None:
     stems = {file_stem("toy", "x" * 400, end) for end in ("iid", "shift")}
     assert len(stems) == 2
     assert max(map(len, stems)) < 200
+
+
+def test_file_stems_are_short_in_bytes() -> None:
+    assert len(file_stem("ä" * 200, "猫" * 100).encode()) < 200
+
+
+def test_names_that_file_systems_take_for_the_same_get_files_of_their_own() -> None:
+    taken: set[str] = set()
+    words = ("a b", "a-b", "A_b", "a$b", "A b", "a/b", "e\u0301", "\u00e9", "a-b-2")
+    stems = [distinct_stem(file_stem(word), taken) for word in words]
+    assert len({stem.casefold() for stem in stems}) == len(words)
+    assert stems[0] == "a-b"
+
+
+@pytest.mark.parametrize("name", ["", " ", "\n", "\u202e"])
+def test_a_set_without_a_readable_name_is_called_so(name: str) -> None:
+    assert set_name(name) == split_name(name) == "(no name)"
+
+
+def test_signs_that_turn_the_direction_of_a_text_are_not_shown() -> None:
+    assert readable("a\u202eb\u200fc\udcffd") == "a b c d"
+
+
+def test_a_control_is_declared_by_its_method() -> None:
+    assert control_of("density_softmax") == "constant_temperature"
+    assert control_of("deterministic") == ""
 
 
 def test_labels_that_fit_stay_and_long_ones_are_cut():

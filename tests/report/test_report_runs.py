@@ -69,10 +69,18 @@ def test_a_path_without_runs_is_named(tmp_path: Path, make: MakeRun) -> None:
             find_runs([tmp_path / "runs", tmp_path / name])
 
 
-def test_a_recipe_that_describes_no_run_is_named(tmp_path: Path) -> None:
-    (tmp_path / "recipe.json").write_text(json.dumps({"format": FORMAT, "seed": 0}))
-    with pytest.raises(UserError, match=r"recipe\.json: does not describe a run"):
-        find_runs([tmp_path])
+def test_what_cannot_be_read_is_left_out_with_the_reason(tmp_path: Path, make: MakeRun) -> None:
+    good, broken = make(seed=0), make(seed=1)
+    (broken / "rows.csv").write_text("not,a,header\n")
+    for name, content in (("older", {"format": FORMAT - 1}), ("torn", {"format": FORMAT})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.json").write_text(json.dumps(content))
+    found = sort_runs(find_runs([tmp_path]))
+    assert [run.path for run in found.finished] == [good]
+    reasons = {each.path.name: each.reason for each in found.left_out}
+    assert "another version" in reasons["older"]
+    assert "recipe.json: does not describe a run" in reasons["torn"]
+    assert "rows.csv: its header" in reasons[broken.name]
 
 
 def test_the_first_seed_stands_for_each_line(tmp_path: Path, make: MakeRun) -> None:

@@ -26,7 +26,7 @@ GAINS: dict[str, tuple[Better, tuple[str, ...]]] = {
 NEEDS = {
     "Test-time efficiency": "one pass, one network",
     "Without prior": "",
-    "Draws nothing": "the same answer twice",
+    "No random draws": "",
     "Encoder unchanged": "",
     "Passes": "",
     "Networks": "",

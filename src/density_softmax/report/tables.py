@@ -229,9 +229,12 @@ def _headline(
     Sets other than the in-domain one are named.
     """
     roles, columns = roles_of(keys), {}
+    splits = list(dict.fromkeys(split for split, _ in keys))
     for role in wanted:
-        for key in keys:
-            if roles[key[0]] == role and (key[1] in HEADLINE[role] or key in quoted):
+        order = (*HEADLINE[role], *(metric for _, metric in keys if metric not in HEADLINE[role]))
+        chosen = [key for key in keys if key[1] in HEADLINE[role] or key in quoted]
+        for key in sorted(chosen, key=lambda k: (splits.index(k[0]), order.index(k[1]))):
+            if roles[key[0]] == role:
                 name = set_name(key[0]) if role in ("shift", "ood") else ""
                 columns[key] = ", ".join(filter(None, (name, _note(key))))
     return columns

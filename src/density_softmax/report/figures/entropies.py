@@ -58,7 +58,7 @@ def draw(setting: Setting) -> Iterator[Drawing]:
             f"Predictive entropy: {setting.name}",
             f"{CAPTION}{'' if ood is None else f'{WISH}{set_name(ood)}.'} {seeds_of(runs)}",
         )
-        if ood is not None:
+        if ood is not None and any(run.has_prediction(ood) for run in runs):
             yield Drawing(
                 _ood_figure(runs, ood),
                 file_stem(setting.name, "entropy", ood, "methods"),
