@@ -125,3 +125,11 @@ def test_long_variants_begin_with_what_tells_them_apart():
 def test_variants_that_are_cut_anyway_stay_within_the_letters():
     labels = [Label("Density-Softmax", [f"a={'x' * 50}{end}"]) for end in "pq"]
     assert all(len(label) == 40 for label in fit_labels(labels, 40))
+
+
+def test_long_names_that_begin_alike_are_told_apart_by_their_ends() -> None:
+    names = [f"{'x' * 60}-c, fog 3", "x" * 60, "short"]
+    shown = fit_labels(names, 20)
+    assert len(set(shown)) == 3
+    assert shown[0].endswith("-c, fog 3")
+    assert all(len(each) <= 20 for each in shown)

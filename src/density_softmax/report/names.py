@@ -191,7 +191,8 @@ def distinct_stem(stem: str, taken: set[str]) -> str:
 def fit_labels(labels: Sequence[str], num_letters: int) -> list[str]:
     """The labels cut to a length; an ellipsis stands for what is left out.
 
-    A label that is too long names first those of its changes that the fewest others have.
+    A label that is too long names first those of its changes that the fewest others have. Labels
+    that would look the same are cut in the middle.
 
     Args:
         labels: each a `Label` or any other text.
@@ -203,8 +204,15 @@ def fit_labels(labels: Sequence[str], num_letters: int) -> list[str]:
     for label in labels:
         if len(label) > num_letters and isinstance(label, Label):
             label = Label(label.name, sorted(label.changes, key=common.__getitem__))
-        shown.append(label if len(label) <= num_letters else f"{label[: num_letters - 1]}…")
-    return shown
+        shown.append(label)
+    cut = [each if len(each) <= num_letters else f"{each[: num_letters - 1]}…" for each in shown]
+    ends = [each[len(each) - (num_letters - 1) // 2 :] for each in shown]
+    heads = [each[: num_letters // 2] for each in shown]
+    alike = Counter(dict(zip(labels, cut, strict=True)).values())
+    return [
+        short if alike[short] == 1 or len(whole) <= num_letters else f"{head}…{end}"
+        for whole, short, head, end in zip(shown, cut, heads, ends, strict=True)
+    ]
 
 
 def break_lines(label: str, num_letters: int) -> list[str]:
