@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.progress import track
 
 from density_softmax.nn.softmax.head import fit_temperature, nll_of_samples
-from density_softmax.report.frame import sort_runs
+from density_softmax.report.selection import sort_runs
 from density_softmax.runs.evaluation import label_metrics, mean_over_shifts
 from density_softmax.runs.rows import write_rows
 from density_softmax.runs.run import Run, find_runs

@@ -28,6 +28,8 @@ IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 # The name of a checksum among the metadata of a tensor file.
 CHECKSUM = "sha256"
+# File systems allow 255 bytes, some of which an ending and a temporary name need.
+LONGEST_NAME = 150
 # Of tensors that do not fit, so many are named in a message.
 NUM_NAMED = 5
 
@@ -59,14 +61,28 @@ def replacing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+def short_name(name: str, whole: str | None = None) -> str:
+    """A file name that is not too long: one that is cut ends in a checksum.
+
+    Args:
+        name: of a file, without its ending.
+        whole: what the checksum is of; None takes the name.
+    """
+    data = os.fsencode(name)
+    if len(data) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(os.fsencode(name if whole is None else whole)).hexdigest()
+    return f"{data[:LONGEST_NAME].decode(errors='ignore')}-{digest[:8]}"
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically.
 
     Args:
         path: the file to create or replace.
-        text: its content, written as UTF-8.
+        text: its content, written as UTF-8. Bytes of a file name that are not UTF-8 are escaped.
     """
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:

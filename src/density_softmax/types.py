@@ -134,6 +134,22 @@ class Calibration:
         )
 
 
+class Needs(NamedTuple):
+    """What a method needs beyond a plain classifier, for tables that compare methods.
+
+    Attributes:
+        passes: how often the encoder sees an input for one prediction.
+        networks: how many encoders there are.
+        prior: the distribution that has to be chosen before training; empty if there is none.
+        inside: what is changed inside the encoder; empty if its layers are left alone.
+    """
+
+    passes: int = 1
+    networks: int = 1
+    prior: str = ""
+    inside: str = ""
+
+
 class Row(NamedTuple):
     """One reported number: every result that the software shows is one of these."""
 

@@ -8,9 +8,12 @@ import time
 
 import numpy as np
 import pytest
+from rich.table import Table
 from safetensors.torch import load_file
 
-from density_softmax.cli import main
+from density_softmax.cli import experiments, main
+from density_softmax.cli.terminal import Terminal
+from density_softmax.engine.progress import Bars
 from density_softmax.recipes import prepare
 from density_softmax.runs.rows import read_rows
 from density_softmax.runs.run import Run
@@ -290,3 +293,41 @@ def test_a_run_without_a_held_out_slice_is_trained_exported_and_reported(tmp_pat
     assert call(monkeypatch, "export", out, model) == 0
     assert call(monkeypatch, "report", tmp_path / "runs") == 0
     assert call(monkeypatch, "export", out, tmp_path / "int8.onnx", "--int8") == 2
+
+
+@pytest.mark.parametrize("command", ["report", "train"])
+def test_a_path_that_is_too_long_is_one_line(command, run_directory, monkeypatch, tmp_path, capsys):
+    what = run_directory if command == "report" else "toy"
+    assert call(monkeypatch, command, what, "--out", tmp_path / ("x" * 300)) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert "choose a shorter path" in error
+
+
+def test_names_are_printed_as_they_are(capsys):
+    console = Terminal(width=200)
+    table = Table("[bold]head", title="[/x]")
+    table.add_row("[red]cell :smile:")
+    console.print(table)
+    console.print("run directory: [/]\x1b[2J\u202e$HOME\udcff")
+    console.rule("[b]rule")
+    out = capsys.readouterr().out
+    for name in ("[bold]head", "[/x]", "[red]cell :smile:", "[/] [2J $HOME", "[b]rule"):
+        assert name in out
+    assert "\x1b" not in out
+
+
+def test_bars_show_names_as_they_are():
+    with Bars(show=True) as bars:
+        bars.add("[/stage]", 1).note("[bold]set[/x]")
+
+
+def test_latency_says_when_the_machine_was_too_busy(run_directory, monkeypatch, capsys):
+    for spread, said in ((0.1, False), (5.0, True)):
+        values = {"latency_ratio:1": 2.0, "latency_spread:1": spread}
+        rows = Run.at(run_directory).make_rows({"cost": values})
+        monkeypatch.setattr(experiments, "measure_latencies", lambda runs, rows=rows: rows)
+        assert call(monkeypatch, "latency", run_directory) == 0
+        out = capsys.readouterr().out
+        assert ("~2" in out) is said
+        assert ("too busy to believe" in out) is said

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from density_softmax import __version__
 from density_softmax.cli.data import app as data_app
+from density_softmax.cli.terminal import Terminal, plain
 from density_softmax.errors import UserError
 
 app = typer.Typer(
@@ -23,10 +23,21 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data_app, name="data")
-console = Console()
+console = Terminal()
 
 LARGEST_SEED = 2**63 - 1  # of torch
 INTERRUPTED = 130  # how Typer exits from a KeyboardInterrupt
+# What the system may refuse, and what a user can do about it.
+CURES = {
+    errno.ENOSPC: "free some space and continue with --resume",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ENOTDIR: "choose another path",
+    errno.EISDIR: "choose another path",
+    errno.ELOOP: "choose another path",
+    errno.EACCES: "choose a path that you may use",
+    errno.EPERM: "choose a path that you may use",
+    errno.EROFS: "choose a path that can be written",
+}
 
 # torch and scikit-learn take seconds to import: each command imports what it needs, --help nothing.
 
@@ -261,7 +272,7 @@ def report(
     from density_softmax.report import results_text, write_report
 
     page = write_report(runs, out, progress=True)
-    console.print(results_text(out), soft_wrap=True, markup=False, highlight=False)
+    console.print(results_text(out), soft_wrap=True)
     console.print(f"report page: {page}", soft_wrap=True)
 
 
@@ -334,9 +345,9 @@ def main() -> None:
     except UserError as error:
         _fail(str(error))
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in CURES:
             raise
-        _fail("the disk is full: free some space and continue with --resume")
+        _fail(f"{error.filename or 'a file'}: {error.strerror}; {CURES[error.errno]}")
     except SystemExit as end:
         if end.code == INTERRUPTED:
             print(
@@ -348,5 +359,5 @@ def main() -> None:
 
 def _fail(message: str) -> None:
     """Print one line and leave with exit code 2."""
-    print(f"density-softmax: {' '.join(message.split())}", file=sys.stderr)
+    print(f"density-softmax: {' '.join(plain(message).split())}", file=sys.stderr)
     sys.exit(2)

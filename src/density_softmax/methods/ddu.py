@@ -16,7 +16,7 @@ from density_softmax.nn.layers.variational import add_training_dropout
 from density_softmax.nn.lipschitz.spectral import constrain
 from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.training import Descent, Stage
-from density_softmax.types import Prediction
+from density_softmax.types import Needs, Prediction
 
 
 @final
@@ -53,6 +53,11 @@ class DDU(Method):
 
         def __post_init__(self) -> None:
             shares(self, "norm_momentum", "dropout")
+
+        def needs(self) -> Needs:
+            """What it needs beyond a plain classifier."""
+            bounded = "" if self.bound is None else ", bounded norms"
+            return Needs(inside=f"leaky activations{bounded}")
 
     config: Config
 

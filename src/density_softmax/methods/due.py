@@ -17,7 +17,7 @@ from density_softmax.nn.layers.variational import add_training_dropout, count_sa
 from density_softmax.nn.lipschitz.spectral import constrain
 from density_softmax.nn.softmax.averaging import average_members, nll_of_average
 from density_softmax.training import Descent, Estimate, Stage, Values
-from density_softmax.types import Batch, Prediction
+from density_softmax.types import Batch, Needs, Prediction
 
 
 @final
@@ -70,6 +70,11 @@ class DUE(Method):
         def __post_init__(self) -> None:
             at_least(self, num_inducing=1, num_initial=1, num_train_samples=1, num_samples=1)
             shares(self, "norm_momentum", "dropout")
+
+        def needs(self) -> Needs:
+            """What it needs beyond a plain classifier."""
+            inside = "" if self.bound is None else "bounded norms"
+            return Needs(prior="a Gaussian process on features", inside=inside)
 
     config: Config
     draws: Tensor

@@ -13,7 +13,7 @@ from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.layers.variational import add_dropout
 from density_softmax.nn.softmax.averaging import average_members, in_chunks
 from density_softmax.training import Descent, Stage
-from density_softmax.types import Prediction
+from density_softmax.types import Needs, Prediction
 
 
 @final
@@ -45,6 +45,10 @@ class MCDropout(Method):
         def __post_init__(self) -> None:
             shares(self, "rate")
             at_least(self, num_samples=1, chunk=0)
+
+        def needs(self) -> Needs:
+            """What it needs beyond a plain classifier."""
+            return Needs(self.num_samples, prior="the rate of dropout", inside="dropout")
 
     config: Config
     draws_samples = True

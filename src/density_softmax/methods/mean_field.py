@@ -16,7 +16,7 @@ from density_softmax.nn.layers.surgery import WEIGHT_LAYERS, replace_layers
 from density_softmax.nn.layers.variational import AnnealedKL, Flipout
 from density_softmax.nn.softmax.averaging import average_members, in_chunks, nll_of_average
 from density_softmax.training import Descent, Stage
-from density_softmax.types import Batch, Prediction
+from density_softmax.types import Batch, Needs, Prediction
 
 
 @final
@@ -59,6 +59,11 @@ class MeanField(Method):
             for name in ("initial_std", "prior_std"):
                 if not getattr(self, name) > 0:
                     raise ConfigError(f"{name}={getattr(self, name)}: choose a positive number")
+
+        def needs(self) -> Needs:
+            """What it needs beyond a plain classifier."""
+            prior = f"N(μ, {self.prior_std:g}²) on each weight"
+            return Needs(self.num_samples, prior=prior, inside="a Gaussian for each weight")
 
     config: Config
     draws_samples = True
