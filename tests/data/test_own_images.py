@@ -76,7 +76,7 @@ def test_images_without_labels_can_be_read(tmp_path):
         ({"images": X}, r"holds images; it needs x and y"),
         ({"x": X / 255, "y": Y}, r"float64 of shape \(6, 8, 10, 3\); they must be uint8"),
         ({"x": X.transpose(0, 3, 1, 2), "y": Y}, r"shape \(6, 3, 8, 10\)"),
-        ({"x": X, "y": Y[:5]}, r"y has shape \(5,\), but x holds 6 images"),
+        ({"x": X, "y": Y[:5]}, r"y has shape \(5,\) for 6 rows"),
     ],
 )
 def test_arrays_of_another_form_are_refused(tmp_path, arrays, message):

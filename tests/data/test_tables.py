@@ -110,10 +110,10 @@ def test_npz_tables_have_training_and_test_rows(tmp_path):
     ("text", "message"),
     [
         ("a,b,y\n1,2,x\n1,oops,z\n", r"line 3, column 'b': 'oops' is not a finite number"),
-        ("a,b,y\n1,2,x\n1,,z\n", r"line 3, column 'b': ''"),
+        ("a,b,y\n1,2,x\n1,,z\n", r"line 3, column 'b' is empty"),
         ("a,b,y\n1,nan,x\n1,2,z\n", r"line 2, column 'b': 'nan'"),
-        ("a,b,y\n1,2,x\n\n1,2\n", r"line 4 has 2 cells, line 1 3"),
-        ("1,2,x\n3,4,z\n", r"line 1 is '1,2,x'; it must name the columns"),
+        ("a,b,y\n1,2,x\n\n1,2\n", r"line 4 has 2 cells, line 1 has 3"),
+        ("1,2,x\n3,4,z\n", r"line 1 is '1, 2, x'; it must name the columns"),
         ("a,b,y\n", r".*at least one row"),
         ("a,a,y\n1,2,x\n1,2,z\n", r"several columns 'a'"),
     ],

@@ -129,8 +129,8 @@ def test_columns_are_found_by_name_and_bad_cells_flagged(vector_file, tmp_path):
     (chunk,) = read_chunks(table, predictor.card, batch_size=10)
     np.testing.assert_array_equal(chunk.x[[0, 3]], [[0, 0], [1, -1]])
     assert np.isnan(chunk.x[[1, 2]]).all()
-    assert chunk.notes[1] == "could not convert string to float: 'oops'"
-    assert chunk.notes[2] == "too few cells"
+    assert chunk.notes[1] == "line 3, column 'width': 'oops' is not a finite number"
+    assert chunk.notes[2] == "line 4 has 1 cells, line 1 has 3"
 
 
 @pytest.mark.parametrize("header", ["", "first,second\n"])
@@ -157,7 +157,8 @@ def test_a_row_with_too_many_cells_is_flagged(vector_file, tmp_path, header):
     (chunk,) = read_chunks(tmp_path / "rows.csv", card, batch_size=10)
     assert np.isnan(chunk.x[-2]).all()
     assert np.isfinite(chunk.x[-1]).all()
-    assert chunk.notes[-2:] == ["too many cells", ""]
+    line, width = len(chunk.x) + (header != "1,2") - 1, len(row)
+    assert chunk.notes[-2:] == [f"line {line} has {width + 1} cells, line 1 has {width}", ""]
 
 
 def test_predictions_never_replace_their_input(tmp_path):
@@ -327,7 +328,7 @@ BAD_INPUTS = {
     "text.npz": (lambda path: np.savez(path, x=np.array(["a"])), "x is <U1 of shape"),
     "fortran.npz": (fortran, "Fortran order"),
     "cut.npz": (cut, "truncated or not an .npz file"),
-    "image.png": (lambda path: path.write_bytes(b""), "images, but the model reads inputs"),
+    "image.png": (lambda path: path.write_bytes(b""), "an image, but the model reads inputs"),
 }
 
 

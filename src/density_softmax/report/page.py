@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
 import shlex
@@ -19,6 +18,7 @@ from rich.text import Text
 from density_softmax.config import to_dict
 from density_softmax.errors import UserError
 from density_softmax.files import write_text
+from density_softmax.files.tables import csv_writer
 from density_softmax.report.frame import (
     LeftOut,
     Runs,
@@ -163,13 +163,13 @@ def as_csv(table: Table) -> str:
         table: the results.
     """
     stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
+    write = csv_writer(stream)
     names = [" ".join(filter(None, (column.title, column.note))) for column in table.columns]
-    writer.writerow(["Method", "Seeds", *(part for n in names for part in (n, f"{n} std"))])
+    write([["Method", "Seeds", *(part for n in names for part in (n, f"{n} std"))]])
     for line in table.lines:
         cells = [(cell.mean, cell.std) if cell else (None, None) for cell in line.cells]
         numbers = ("" if value is None else repr(value) for cell in cells for value in cell)
-        writer.writerow([line.name, line.num_seeds, *numbers])
+        write([[line.name, line.num_seeds, *numbers]])
     return stream.getvalue()
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
-from density_softmax.errors import UserError
-from density_softmax.files import replacing
+from density_softmax.errors import DataError, UserError
+from density_softmax.files import regular_file, replacing
+from density_softmax.files.tables import csv_reader, csv_writer
 
 Flag = Literal["in", "out", "bad", ""]
 
@@ -70,6 +71,29 @@ def open_output(path: Path | None) -> Iterator[Write]:
         ) from None
 
 
+def read_records(path: Path) -> Iterator[Record]:
+    """The records of a .csv file that `open_output` wrote, with every text as it was.
+
+    Args:
+        path: the file.
+    """
+    with regular_file(path).open(newline="", encoding="utf-8") as file:
+        lines = csv_reader(file)
+        if tuple(next(lines, ())) != Record._fields:
+            raise DataError(f"{path}: its header is not {','.join(Record._fields)}")
+        for number, line in enumerate(lines, 1):
+            try:
+                yield _record(*line)
+            except (TypeError, ValueError) as error:
+                raise DataError(f"{path}: record {number} cannot be read ({error})") from None
+
+
+def _record(
+    name: str, label: str, confidence: str, aleatoric: str, epistemic: str, flag: Any, note: str
+) -> Record:
+    return Record(name, label, float(confidence), float(aleatoric), float(epistemic), flag, note)
+
+
 @contextmanager
 def _opened(part: Path, suffix: str) -> Iterator[Write]:
     if suffix == ".parquet":
@@ -81,9 +105,9 @@ def _opened(part: Path, suffix: str) -> Iterator[Write]:
 
 
 def _csv_lines(file: IO[str]) -> Write:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(Record._fields)
-    return writer.writerows
+    """CSV with a header, which is not written before there is a record."""
+    write, header = csv_writer(file), iter([Record._fields])
+    return lambda records: write(chain(header, records))
 
 
 def _json_lines(file: IO[str]) -> Write:
