@@ -118,3 +118,17 @@ def test_images_without_a_label_and_names_that_are_no_list_are_refused(tmp_path)
     np.savez(tmp_path / "names.npz", x=x, y=np.zeros(4, int), class_names=np.array("cat"))
     with pytest.raises(DataError, match=r"class_names has shape \(\); give a list of names"):
         NpzImages(tmp_path / "names.npz").read("all")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a", "b", "a"], "class_names has 'a' twice"),
+        ([1j, 2, 3], "class_names is complex128; labels are numbers or text"),
+        (["a", "", "c"], "no label in row 1"),
+    ],
+)
+def test_class_names_are_distinct_texts(tmp_path, names, message):
+    np.savez(tmp_path / "names.npz", x=X, y=Y, class_names=np.array(names))
+    with pytest.raises(DataError, match=message):
+        NpzImages(tmp_path / "names.npz").read("all")

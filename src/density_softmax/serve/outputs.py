@@ -11,9 +11,9 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
-from density_softmax.errors import DataError, UserError
-from density_softmax.files import regular_file, replacing
-from density_softmax.files.tables import csv_reader, csv_writer
+from density_softmax.errors import UserError
+from density_softmax.files import replacing
+from density_softmax.files.tables import csv_writer
 
 Flag = Literal["in", "out", "bad", ""]
 
@@ -69,29 +69,6 @@ def open_output(path: Path | None) -> Iterator[Write]:
         raise UserError(
             f"--out {path}: cannot be written ({error}); free some space or choose another folder"
         ) from None
-
-
-def read_records(path: Path) -> Iterator[Record]:
-    """The records of a .csv file that `open_output` wrote, with every text as it was.
-
-    Args:
-        path: the file.
-    """
-    with regular_file(path).open(newline="", encoding="utf-8") as file:
-        lines = csv_reader(file)
-        if tuple(next(lines, ())) != Record._fields:
-            raise DataError(f"{path}: its header is not {','.join(Record._fields)}")
-        for number, line in enumerate(lines, 1):
-            try:
-                yield _record(*line)
-            except (TypeError, ValueError) as error:
-                raise DataError(f"{path}: record {number} cannot be read ({error})") from None
-
-
-def _record(
-    name: str, label: str, confidence: str, aleatoric: str, epistemic: str, flag: Any, note: str
-) -> Record:
-    return Record(name, label, float(confidence), float(aleatoric), float(epistemic), flag, note)
 
 
 @contextmanager
