@@ -32,6 +32,9 @@ IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
 MAX_PIXELS = 89_478_485
 # Of all images that are decoded at a time; a larger one is decoded alone.
 PIXELS_AT_ONCE = 2**26
+# Bytes that Pillow allocates at once. The C library keeps smaller blocks that are freed, such as
+# Pillow's own of 16 MB, for the thread that freed them.
+BLOCK_SIZE = 2**26
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 # Of tensors that do not fit, so many are named in a message.
 NUM_NAMED = 5
@@ -255,14 +258,20 @@ def decode(path: Path, channels: int, height: int, width: int) -> NDArray[np.uin
         height: in pixels.
         width: in pixels.
     """
+    with _opened(path) as image, _DECODING.reserved(image.width * image.height):
+        small = _shrunk(image, channels, height, width)
+        image.close()  # its pixels are gone before others are decoded
+    return np.asarray(small).reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def _shrunk(image: Image.Image, channels: int, height: int, width: int) -> Image.Image:
     from PIL import Image
 
-    with _opened(path) as image, _DECODING.reserved(image.width * image.height):
-        image = _converted(image, channels)
-        if image.size != (width, height):
-            box = central_box(*image.size, aspect=width / height)
-            image = image.resize((width, height), Image.Resampling.BILINEAR, box)
-        return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
+    image = _converted(image, channels)
+    if image.size == (width, height):
+        return image.copy()
+    box = central_box(*image.size, aspect=width / height)
+    return image.resize((width, height), Image.Resampling.BILINEAR, box)
 
 
 def read_image(path: Path, channels: int) -> Image.Image:
@@ -292,6 +301,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     from PIL import Image
 
     regular_file(path, "replace or delete it")
+    Image.core.set_block_size(BLOCK_SIZE)  # type: ignore[attr-defined]
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
