@@ -265,7 +265,7 @@ def csv_writer(file: IO[str]) -> Callable[[Iterable[Sequence[Any]]], None]:
     writer = csv.writer(_LineFeeds(file), lineterminator="\r\n")
 
     def write(rows: Iterable[Sequence[Any]]) -> None:
-        writer.writerows([_harmless(c) if isinstance(c, str) else c for c in row] for row in rows)
+        writer.writerows([c if type(c) is float else _harmless(c) for c in row] for row in rows)
 
     return write
 
@@ -291,8 +291,10 @@ def csv_reader(file: Iterable[str]) -> Iterator[list[str]]:
     return (list(map(_original, row)) for row in csv.reader(file))
 
 
-def _harmless(text: str) -> str:
-    return f"'{text}" if EXECUTED.match(text) else text
+def _harmless(cell: Any) -> Any:
+    if not isinstance(cell, str) or not cell or cell[0].isalnum():
+        return cell
+    return f"'{cell}" if EXECUTED.match(cell) else cell
 
 
 def _original(text: str) -> str:
