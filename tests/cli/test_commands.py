@@ -240,6 +240,24 @@ def test_a_folder_of_other_things_is_refused(monkeypatch, tmp_path, capsys):
     assert (tmp_path / "letter.txt").read_text() == "mine"
 
 
+def test_what_a_killed_run_was_writing_is_removed_when_it_continues(monkeypatch, tmp_path):
+    out = tmp_path / "run"
+    arguments = ["train", "toy", *settings(*SHORT), "--out", out]
+    assert call(monkeypatch, *arguments) == 0
+    leftovers = [out / ".epochs.csv.4711.part", out / "stages" / ".head.safetensors.0a.part"]
+    for file in leftovers:
+        file.write_text("half")
+    assert call(monkeypatch, *arguments, "--resume") == 0
+    assert not list(out.rglob("*.part"))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_run_whose_recipe_is_no_file_is_refused(monkeypatch, tmp_path, capsys, make):
+    make(tmp_path / "recipe.json")
+    assert call(monkeypatch, "evaluate", tmp_path) == 2
+    assert "not a run directory, it has no recipe.json" in capsys.readouterr().err
+
+
 def test_a_truncated_checkpoint_is_named(monkeypatch, tmp_path, capsys):
     out = tmp_path / "run"
     arguments = ["train", "toy", *settings(*SHORT), "--out", out]

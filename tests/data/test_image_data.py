@@ -12,6 +12,7 @@ from layouts import (
     write_imagenet,
     write_svhn,
 )
+from PIL import Image
 
 from density_softmax.config import ConfigError, from_dict, to_dict
 from density_softmax.data import CATALOG, DataConfig, DataError, ImageData, data_root, readers
@@ -263,3 +264,14 @@ def test_the_root_is_chosen_by_config_then_environment_then_home(monkeypatch, tm
 def test_config_survives_a_round_trip():
     config = ImageData(shifts=("cifar10-c",), ood=("svhn",), mean=(0.1, 0.2, 0.3), image_size=32)
     assert from_dict(DataConfig, to_dict(config)) == config
+
+
+def test_a_folder_of_several_sizes_is_told_from_two_sets_that_differ(tmp_path):
+    for number in range(10):
+        folder = tmp_path / "mine" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.zeros((8 + number, 8, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    with pytest.raises(DataError, match=r"mine: its images have several sizes.*set image_size"):
+        ImageData(str(tmp_path / "mine")).load(0)
+    assert ImageData(str(tmp_path / "mine"), image_size=8).load(0).task.input_shape == (3, 8, 8)

@@ -95,7 +95,8 @@ def run_predict(
             workers=threads or os.cpu_count() or 1,
             report=lambda so_far: bar.update(task, note=_line(so_far)),
         )
-    console.print(f"{_line(found)}: {_flags(found)}", soft_wrap=True)
+    rows = f"{_line(found)}, a row out for each: {_flags(found)}"
+    console.print(rows, soft_wrap=True)
     if not served.card.thresholds:
         line = f"{model} has no thresholds: nothing is flagged as out of the domain"
         console.print(line, soft_wrap=True)

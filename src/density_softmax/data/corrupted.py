@@ -30,9 +30,9 @@ from density_softmax.data.corruptions import (
 from density_softmax.data.download import MANIFEST, Report, explain_full_disk
 from density_softmax.data.folders import ImageFiles, scan
 from density_softmax.data.images import Images, ImageSet, LabelledImages, check_labels, numerals
-from density_softmax.data.readers import load_npy
 from density_softmax.errors import DataError
 from density_softmax.files import replacing, write_text
+from density_softmax.files.arrays import load_npy
 
 REMEDY = "write it again with `density-softmax data corrupt`"
 # Images corrupted at a time, between two reports of progress.

@@ -98,6 +98,11 @@ class ImageData(DataConfig, kind="images"):
             raise DataError(
                 f"{self.train}: {len(train.class_names)} labelled classes; training needs two"
             )
+        if test.shape != train.shape:
+            raise DataError(
+                f"{self.train}: its images have several sizes, {train.shape} and {test.shape}; "
+                "set image_size to bring image files to one size"
+            )
         return train, _checked(test, "shift", self.train, Task(train.class_names, train.shape))
 
     def _splits(

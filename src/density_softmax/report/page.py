@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
 import shlex
@@ -19,6 +18,7 @@ from rich.text import Text
 from density_softmax.config import to_dict
 from density_softmax.errors import UserError
 from density_softmax.files import write_text
+from density_softmax.files.tables import csv_writer
 from density_softmax.report.columns import Cell, Column, cell_texts
 from density_softmax.report.frame import frame_of, line_of, settings_of
 from density_softmax.report.names import break_lines, distinct_stem, method_name, readable, set_name
@@ -155,13 +155,13 @@ def as_csv(table: Table) -> str:
         table: the results.
     """
     stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
+    write = csv_writer(stream)
     names = [" ".join(filter(None, (column.title, column.note))) for column in table.columns]
-    writer.writerow(["Method", "Seeds", *(part for n in names for part in (n, f"{n} std"))])
+    write([["Method", "Seeds", *(part for n in names for part in (n, f"{n} std"))]])
     for line in table.lines:
         cells = zip(line.cells, table.columns, strict=True)
         values = (value for cell, column in cells for value in _csv_cell(cell, column))
-        writer.writerow([line.name, line.num_seeds, *values])
+        write([[line.name, line.num_seeds, *values]])
     return stream.getvalue()
 
 

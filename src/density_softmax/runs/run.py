@@ -24,6 +24,7 @@ from density_softmax.files import (
     StorageError,
     hash_tensor,
     load_tensors,
+    remove_leftovers,
     save_tensors,
     short_name,
     write_text,
@@ -221,6 +222,7 @@ class Run:
             raise UserError(f"{self.path}: is not empty and not a run; choose another --out")
         else:
             self._write_json("environment.json", describe_environment())
+        remove_leftovers(self.path)
         self._write_json("recipe.json", self._description())
 
     def checkpoints(self) -> Checkpoints:
@@ -358,11 +360,11 @@ def shared_root(folder: Path) -> Path:
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     file = folder / name
+    if not file.is_file():  # a pipe would never end
+        raise StorageError(f"{folder}: not a run directory, it has no {name}")
     try:
         values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise StorageError(f"{folder}: not a run directory, it has no {name}") from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise StorageError(f"{file}: not readable ({error}); delete the run") from None
     return values
 
