@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from density_softmax.errors import UserError
+from density_softmax.errors import UserError, choices
 from density_softmax.nn.execution import full_precision
 
 # Added to variances before their logarithm.
@@ -190,7 +190,7 @@ def _named_layers(encoder: nn.Module, names: tuple[str, ...]) -> dict[str, nn.Mo
     for number, name in enumerate(names):
         if name not in modules or name == "":
             known = [other for other in modules if other and other.count(".") < 2]
-            raise UserError(f"the encoder has no layer '{name}'; there are: {', '.join(known)}")
+            raise UserError(f"the encoder has no layer '{name}'; {choices(name, known)}")
         if name in names[:number]:
             raise UserError(f"the layer '{name}' is named twice: name it once")
     return {name: modules[name] for name in names}

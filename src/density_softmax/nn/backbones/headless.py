@@ -6,7 +6,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from density_softmax.errors import UserError
+from density_softmax.errors import UserError, choices
 from density_softmax.nn.taps import CallRecorder
 
 
@@ -26,8 +26,7 @@ class Headless(nn.Module):
         super().__init__()
         linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
         if head not in linear:
-            known = ", ".join(linear) or "none"
-            raise UserError(f"the model has no linear layer '{head}'; there are: {known}")
+            raise UserError(f"the model has no linear layer '{head}'; {choices(head, linear)}")
         self.model = model
         self.head_name = head
         self.num_features = linear[head].in_features
