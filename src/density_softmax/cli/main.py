@@ -26,6 +26,7 @@ app.add_typer(data_app, name="data")
 console = Console()
 
 LARGEST_SEED = 2**63 - 1  # of torch
+RECIPE = "See `density-softmax list recipes`; or a table, FILE.csv."
 INTERRUPTED = 130  # how Typer exits from a KeyboardInterrupt
 
 # torch and scikit-learn take seconds to import: each command imports what it needs, --help nothing.
@@ -67,7 +68,7 @@ def demo(
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="See `density-softmax list recipes`.")],
+    recipe: Annotated[str, typer.Argument(help=RECIPE)],
     method: Annotated[
         str, typer.Option(help="See `density-softmax list methods`.")
     ] = "density_softmax",
@@ -118,15 +119,20 @@ def train(
     - `density-softmax train toy --set method.scale=max --set data.shape=two_ovals`
 
     - `density-softmax train toy --method deep_ensemble --member 2`
+
+    - `density-softmax train wine.csv --set data.label=cultivar`
     """
     from density_softmax import benchmark
     from density_softmax.engine import is_first_process
-    from density_softmax.recipes import prepare
+    from density_softmax.recipes import prepare, recipe_of
     from density_softmax.report import run_summary
     from density_softmax.runs.run import Run
 
-    run = Run(prepare(recipe, method, changes or ()), seed, out, root=root)
+    name, wanted = recipe_of(recipe, changes or ())
+    run = Run(prepare(name, method, wanted), seed, out, root=root)
     run = run if member is None else run.member(member)
+    if is_first_process() and run.data.about:
+        console.print(run.data.about, soft_wrap=True, markup=False, highlight=False)
     rows = benchmark.run(run, resume=resume, evaluated=evaluated, share=share)
     if not is_first_process():
         return
@@ -137,7 +143,7 @@ def train(
 
 @app.command()
 def benchmark(
-    recipe: Annotated[str, typer.Argument(help="See `density-softmax list recipes`.")],
+    recipe: Annotated[str, typer.Argument(help=RECIPE)],
     methods: Annotated[
         str | None,
         typer.Option(
