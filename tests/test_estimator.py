@@ -18,8 +18,8 @@ from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from density_softmax import DensitySoftmaxClassifier
+from density_softmax.data.sources import hold_out_by_class
 from density_softmax.errors import UserError
-from density_softmax.estimator import _hold_out
 from density_softmax.nn.densities import GaussianMixtureDensity, TiedMixtureDensity
 
 
@@ -386,7 +386,7 @@ def test_a_grid_search_finds_the_better_setting(moons):
 )
 def test_every_class_is_trained_on_and_held_out_by_its_share(counts, fraction, seed):
     y = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
-    train, heldout = _hold_out(y, fraction, seed)
+    train, heldout = hold_out_by_class(y, fraction, seed)
     np.testing.assert_array_equal(np.sort(np.concatenate([train, heldout])), np.arange(len(y)))
     assert set(y[train]) == set(y)
     spare = len(y) - len(counts)

@@ -225,6 +225,7 @@ class Data:
     `normalisation` says in plain values how a raw input becomes what a network reads, for those
     who serve a model without this data: `kind` is `images` or `table`, `mean` and `std` are per
     channel or column, and `columns` names the columns of a table. Empty if inputs are used as is.
+    `about` is a line that tells a user how the data were read, or nothing.
     """
 
     task: Task
@@ -232,6 +233,7 @@ class Data:
     heldout: Source | None
     splits: tuple[Split, ...]
     normalisation: Mapping[str, Any] = field(default_factory=dict)
+    about: str = ""
 
 
 def as_numbers(values: Any) -> Tensor | None:

@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it writes, and one-line errors with exit code 2."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -7,10 +8,13 @@ import sys
 import time
 
 import numpy as np
+import pandas as pd
 import pytest
 from rich.table import Table
 from safetensors.torch import load_file
+from sklearn.datasets import load_iris
 
+from density_softmax import __version__
 from density_softmax.cli import experiments, main
 from density_softmax.cli.terminal import Terminal
 from density_softmax.engine.progress import Bars
@@ -164,8 +168,26 @@ def test_list_names_what_there_is(what, monkeypatch, capsys):
 
 
 BAD_INPUT = {
-    "unknown recipe": (["train", "tony"], "unknown recipe 'tony'; there are: toy"),
+    "unknown recipe": (["train", "x"], "unknown recipe 'x'; there are: toy, table"),
+    "misspelt recipe": (["train", "Tony"], "unknown recipe 'Tony'; did you mean 'toy'?"),
+    "misspelt recipe of a grid": (["benchmark", "toi"], "did you mean 'toy'?"),
+    "misspelt ablation": (
+        ["benchmark", "toy", "--ablation", "Lamda"],
+        "unknown ablation 'Lamda'; did you mean 'lambda'?",
+    ),
     "unknown method": (["train", "toy", "--method", "x"], "no method 'x'; there are:"),
+    "capital method": (["train", "toy", "--method", "SNGP"], "did you mean 'sngp'? there are:"),
+    "capital method of a grid": (
+        ["benchmark", "toy", "--methods", "ddu,Density-Softmax"],
+        "no method 'Density-Softmax'; did you mean 'density_softmax'?",
+    ),
+    "end of a path": (
+        ["train", "toy", "--method", "sngp", "--set", "lr=0.1"],
+        "unknown name 'lr'; did you mean method.descent.optimizer.lr?",
+    ),
+    "no value": (["train", "toy", "--set", "method.scale="], "'method.scale=' has no value"),
+    "no table": (["train", "table"], "name it with --set data.train=FILE.csv"),
+    "missing table": (["train", "rows.csv"], "rows.csv: not found"),
     "unknown path": (
         ["train", "toy", "--set", "method.scle=max"],
         "unknown name 'scle'; did you mean 'scale'?",
@@ -208,11 +230,77 @@ def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(case, monkeypatch, 
     assert not contents(tmp_path)
 
 
-def test_a_seed_that_torch_cannot_take_is_refused(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "toy", "--seed", 10**20),
+        ("train", "toy", "--seed", -1),
+        ("benchmark", "toy", "--seeds", 0),
+        ("demo", "--seeds", 0),
+    ],
+)
+def test_a_seed_that_torch_cannot_take_and_no_seeds_are_refused(
+    arguments, monkeypatch, tmp_path, capsys
+):
     monkeypatch.chdir(tmp_path)
-    assert call(monkeypatch, "train", "toy", "--seed", 10**20) == 2
-    assert "Invalid value for '--seed'" in capsys.readouterr().err
+    assert call(monkeypatch, *arguments) == 2
+    assert f"Invalid value for '{arguments[-2]}'" in capsys.readouterr().err
     assert not contents(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "toy", "--out", "a" * 300),
+        ("train", "toy", "--out", "file"),
+        ("train", "toy", "--out", "file/run"),
+        ("benchmark", "toy", "--methods", "deterministic", "--out", "file"),
+        ("evaluate", "file"),
+        ("evaluate", "a" * 300),
+        ("export", "file", "model.onnx"),
+        ("report", "a" * 300),
+        ("predict", "a" * 300, "rows.csv"),
+        ("train", f"{'a' * 300}.csv"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_one_line_without_a_traceback(
+    arguments, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    assert call(monkeypatch, *arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert len(error.splitlines()) == 1
+    assert error.startswith("density-softmax: ")
+    assert contents(tmp_path) == {tmp_path / "file": b"mine"}
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_what_the_system_refuses_is_named_with_a_remedy(number, monkeypatch, capsys):
+    def refused(what):
+        raise OSError(number, os.strerror(number), "place")
+
+    monkeypatch.setattr("density_softmax.cli.experiments.listing", refused)
+    assert call(monkeypatch, "list", "methods") == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith(f"density-softmax: place: {os.strerror(number).lower()}: ")
+
+
+def test_a_file_of_another_kind_is_answered_with_what_can_be_trained_on(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.xlsx").write_text("")
+    (tmp_path / "photos").mkdir()
+    assert call(monkeypatch, "train", "rows.xlsx") == 2
+    assert "a table is a .csv or an .npz file" in capsys.readouterr().err
+    assert call(monkeypatch, "train", "photos") == 2
+    assert "such as cifar10_small with --set data.train=photos" in capsys.readouterr().err
+
+
+def test_the_version_is_shown(monkeypatch, capsys):
+    assert call(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"density-softmax {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -349,3 +437,33 @@ def test_latency_says_when_the_machine_was_too_busy(run_directory, monkeypatch, 
         out = capsys.readouterr().out
         assert ("~2" in out) is said
         assert ("too busy to believe" in out) is said
+
+
+@pytest.fixture
+def iris(tmp_path):
+    file = tmp_path / "iris.csv"
+    load_iris(as_frame=True).frame.to_csv(file, index=False)
+    return file
+
+
+def test_a_table_is_trained_exported_and_predicted_by_its_path(iris, monkeypatch, capsys):
+    monkeypatch.chdir(iris.parent)
+    assert call(monkeypatch, "train", "iris.csv", "--out", "run") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "iris.csv: label 'target' with 3 classes, 4 features; 96 rows to train on" in shown
+    assert found(iris.parent / "run")["iid", "accuracy"] >= 0.9
+    assert call(monkeypatch, "export", "run", "iris.onnx") == 0
+    assert call(monkeypatch, "predict", "iris.onnx", "iris.csv", "--out", "labels.csv") == 0
+    labels = pd.read_csv("labels.csv")["label"]
+    assert (labels == pd.read_csv("iris.csv")["target"]).mean() >= 0.9
+    assert call(monkeypatch, "report", "run", "--out", "report") == 0
+
+
+def test_a_table_by_its_path_is_the_recipe_table(iris, monkeypatch):
+    path, named = iris.parent / "path", iris.parent / "named"
+    assert call(monkeypatch, "train", iris, "--out", path, "--no-share") == 0
+    train = ("train", "table", *settings(f"data.train={iris}"), "--out", named, "--no-share")
+    assert call(monkeypatch, *train) == 0
+    assert Run.at(path).recipe == Run.at(named).recipe
+    metrics = [key for key in found(path) if key[0] == "iid"]
+    assert [found(path)[key] for key in metrics] == [found(named)[key] for key in metrics]

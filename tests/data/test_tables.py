@@ -255,3 +255,42 @@ def test_complex_labels_are_refused(tmp_path):
     np.savez(tmp_path / "rows.npz", x=np.zeros((4, 2)), y=np.array([0, 1, 0, 1j]))
     with pytest.raises(DataError, match=r"y is complex128; labels are numbers or text"):
         Table(str(tmp_path / "rows.npz")).load(0)
+
+
+@pytest.mark.parametrize(
+    ("header", "label"),
+    [
+        ("a,b,c", "c"),
+        ("Target,b,c", "Target"),
+        ("a,class,c", "class"),
+        ("y,b,c", "y"),
+        ("x,y,kind", "kind"),
+        ("label,b,target", "label"),
+    ],
+)
+def test_the_label_is_the_column_named_like_one_or_else_the_last(tmp_path, header, label):
+    file = tmp_path / "t.csv"
+    file.write_text("\n".join([header, *(["0,0,0", "1,1,1"] * 10)]))
+    data = Table(str(file)).load(0)
+    assert f"label '{label}' with 2 classes" in data.about
+    assert data.normalisation["columns"] == tuple(n for n in header.split(",") if n != label)
+
+
+def test_every_part_has_its_share_of_every_class(tmp_path):
+    counts = (100, 50, 10)
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(3), counts))
+    np.savez(tmp_path / "t.npz", x=RNG.normal(size=(160, 2)), y=y)
+    for seed in range(3):
+        data = Table(str(tmp_path / "t.npz")).load(seed)
+        parts = (data.train, data.heldout, data.splits[0].source)
+        for part, share in zip(parts, (0.64, 0.16, 0.2), strict=True):
+            found = everything(part).y.bincount(minlength=3)
+            expected = share * torch.tensor(counts)
+            assert ((found - expected).abs() <= 2).all()
+
+
+def test_a_label_without_a_value_that_occurs_twice_is_refused(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("a,b\n" + "".join(f"1,{row}\n" for row in range(20)))
+    with pytest.raises(DataError, match=r"label 'b' occurs twice; name another column"):
+        Table(str(file)).load(0)

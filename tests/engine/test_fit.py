@@ -52,6 +52,15 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
         same_weights(trained(seed=1), trained(seed=2))
 
 
+@pytest.mark.parametrize(("min_steps", "epochs"), [(0, 3), (9, 3), (10, 4), (30, 10)])
+def test_a_small_set_is_passed_over_until_the_steps_are_enough(min_steps, epochs):
+    method = small_method(representation=descent(3, min_steps=min_steps))
+    record = fit(method, points(40, 1), points(20, 2), engine=EVERY_EPOCH, progress=False)
+    passes = [epoch for epoch in record.epochs if epoch.stage == "representation"]
+    assert len(passes) == epochs  # of three steps each
+    assert passes[-1].values["lr"] < passes[0].values["lr"]  # the schedule is as long
+
+
 def test_the_global_generator_is_left_as_it_was():
     method = small_method()
     before = torch.get_rng_state()

@@ -20,7 +20,7 @@ from density_softmax.grid.latency import measure_latencies
 from density_softmax.grid.plan import choose_methods, plan
 from density_softmax.methods import MethodConfig
 from density_softmax.metrics import is_noisy
-from density_softmax.recipes import RECIPES, find_suite, prepare
+from density_softmax.recipes import RECIPES, find_suite, prepare, recipe_of
 from density_softmax.recipes.ablations import ABLATIONS
 from density_softmax.report import results_text, write_report
 from density_softmax.report.columns import BUSY
@@ -71,7 +71,7 @@ def run_benchmark(
     """Run the grid and print its results; returns whether every cell is finished.
 
     Args:
-        recipe: its name.
+        recipe: its name, or a table.
         methods: names or groups with commas between; None is all, or the ablated one.
         num_seeds: seeds 0, 1, ..., N − 1.
         engine: this machine, or a Ray cluster.
@@ -81,6 +81,7 @@ def run_benchmark(
         out: the folder of the grid.
         console: where progress is shown.
     """
+    recipe, changes = recipe_of(recipe, changes)
     if methods is None:
         methods = "density_softmax" if ablation else "all"
     names = choose_methods(recipe, methods)

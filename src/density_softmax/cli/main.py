@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,18 +27,24 @@ app.add_typer(data_app, name="data")
 console = Terminal()
 
 LARGEST_SEED = 2**63 - 1  # of torch
-INTERRUPTED = 130  # how Typer exits from a KeyboardInterrupt
-# What the system may refuse, and what a user can do about it.
-CURES = {
+RECIPE = "See `density-softmax list recipes`; or a table, FILE.csv."
+# What a user can do about an error of the system.
+REMEDIES = {
     errno.ENOSPC: "free some space and continue with --resume",
+    errno.EDQUOT: "free some space and continue with --resume",
     errno.ENAMETOOLONG: "choose a shorter path",
-    errno.ENOTDIR: "choose another path",
-    errno.EISDIR: "choose another path",
-    errno.ELOOP: "choose another path",
-    errno.EACCES: "choose a path that you may use",
-    errno.EPERM: "choose a path that you may use",
-    errno.EROFS: "choose a path that can be written",
+    errno.EACCES: "check its permissions, or choose another path",
+    errno.EPERM: "check its permissions, or choose another path",
+    errno.EROFS: "choose a path that can be written to",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a file is where a folder is expected; choose another path",
+    errno.EEXIST: "a file is where a folder is expected; choose another path",
+    errno.EISDIR: "a folder is where a file is expected; choose another path",
+    errno.ENOTEMPTY: "choose another path",
+    errno.ELOOP: "a link leads back to itself; choose another path",
 }
+LONGEST = 150  # letters of a path in a message
+INTERRUPTED = 130  # how Typer exits from a KeyboardInterrupt
 
 # torch and scikit-learn take seconds to import: each command imports what it needs, --help nothing.
 
@@ -78,7 +85,7 @@ def demo(
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="See `density-softmax list recipes`.")],
+    recipe: Annotated[str, typer.Argument(help=RECIPE)],
     method: Annotated[
         str, typer.Option(help="See `density-softmax list methods`.")
     ] = "density_softmax",
@@ -129,15 +136,20 @@ def train(
     - `density-softmax train toy --set method.scale=max --set data.shape=two_ovals`
 
     - `density-softmax train toy --method deep_ensemble --member 2`
+
+    - `density-softmax train wine.csv --set data.label=cultivar`
     """
     from density_softmax import benchmark
     from density_softmax.engine import is_first_process
-    from density_softmax.recipes import prepare
+    from density_softmax.recipes import prepare, recipe_of
     from density_softmax.report import run_summary
     from density_softmax.runs.run import Run
 
-    run = Run(prepare(recipe, method, changes or ()), seed, out, root=root)
+    name, wanted = recipe_of(recipe, changes or ())
+    run = Run(prepare(name, method, wanted), seed, out, root=root)
     run = run if member is None else run.member(member)
+    if is_first_process() and run.data.about:
+        console.print(run.data.about, soft_wrap=True, markup=False, highlight=False)
     rows = benchmark.run(run, resume=resume, evaluated=evaluated, share=share)
     if not is_first_process():
         return
@@ -148,7 +160,7 @@ def train(
 
 @app.command()
 def benchmark(
-    recipe: Annotated[str, typer.Argument(help="See `density-softmax list recipes`.")],
+    recipe: Annotated[str, typer.Argument(help=RECIPE)],
     methods: Annotated[
         str | None,
         typer.Option(
@@ -345,9 +357,9 @@ def main() -> None:
     except UserError as error:
         _fail(str(error))
     except OSError as error:
-        if error.errno not in CURES:
+        if error.errno not in REMEDIES:
             raise
-        _fail(f"{error.filename or 'a file'}: {error.strerror}; {CURES[error.errno]}")
+        _fail(_file_error(error))
     except SystemExit as end:
         if end.code == INTERRUPTED:
             print(
@@ -355,6 +367,17 @@ def main() -> None:
                 file=sys.stderr,
             )
         raise
+
+
+def _file_error(error: OSError) -> str:
+    """What is wrong with a file that the system refuses, and the remedy."""
+    reason = (error.strerror or str(error)).lower()
+    text = f"{reason}: {REMEDIES[error.errno or 0]}"
+    if error.filename is None:
+        return text
+    name = os.fsdecode(error.filename)
+    shown = name if len(name) <= LONGEST else f"{name[:LONGEST]}..."
+    return f"{shown}: {text}"
 
 
 def _fail(message: str) -> None:

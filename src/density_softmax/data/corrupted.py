@@ -30,7 +30,7 @@ from density_softmax.data.corruptions import (
 from density_softmax.data.download import MANIFEST, Report, explain_full_disk
 from density_softmax.data.folders import ImageFiles, scan
 from density_softmax.data.images import Images, ImageSet, LabelledImages, check_labels, numerals
-from density_softmax.errors import DataError
+from density_softmax.errors import DataError, choices
 from density_softmax.files import replacing, write_text
 from density_softmax.files.arrays import load_npy
 
@@ -202,8 +202,8 @@ class Corruption:
         ):
             for value in chosen:
                 if value not in legal:
-                    known = ", ".join(map(str, legal))
-                    raise DataError(f"unknown {name} '{value}'; there are: {known}")
+                    known = choices(value, map(str, legal))
+                    raise DataError(f"unknown {name} '{value}'; {known}")
 
 
 def write_corrupted(

@@ -30,14 +30,18 @@ from density_softmax.data.sources import (
     ArraySource,
     DataConfig,
     checked_splits,
-    hold_out,
-    hold_out_any,
+    hold_out_by_class,
 )
-from density_softmax.errors import DataError
+from density_softmax.errors import DataError, choices
 from density_softmax.files import regular_file
 from density_softmax.files.arrays import ArrayHeader
 from density_softmax.files.tables import CsvTable, as_number, listed, open_csv
 from density_softmax.types import Data, Split, Task
+
+# What a table may be kept in.
+SUFFIXES = (".csv", ".npz")
+# Names of a column, in any case, that is the label if none is named.
+LABELS = ("label", "target", "class", "y")
 
 
 class Standardization(NamedTuple):
@@ -87,6 +91,19 @@ class Rows(NamedTuple):
         labels = self.labels and tuple(self.labels[index] for index in indices.tolist())
         return self._replace(x=self.x[indices], labels=labels)
 
+    def split(self, name: str, fraction: float, seed: int) -> tuple[Rows, Rows]:
+        """Return the rows without, and those with, a stratified share; `name` is its setting."""
+        if not 0 < fraction < 1:
+            raise DataError(f"{self.file}: {name}={fraction}: choose a fraction between 0 and 1")
+        _, y = np.unique(np.array(self.labels), return_inverse=True)
+        kept, taken = hold_out_by_class(y, fraction, seed)
+        if not len(taken):
+            raise DataError(
+                f"{self.file}: no value of the label '{self.columns.label}' occurs twice; "
+                "name another column with --set data.label=NAME, or add rows"
+            )
+        return self.take(torch.from_numpy(kept)), self.take(torch.from_numpy(taken))
+
     def source(self, task: Task, prepare: Standardization, labelled: bool = True) -> ArraySource:
         """Return a source of these rows, with labels of the task or with none."""
         if not labelled:
@@ -114,10 +131,11 @@ class Table(DataConfig, kind="table"):
             `test_fraction` of the training rows.
         shifts: files of the same classes under other conditions.
         ood: files of anything else; their labels are not used.
-        label: name of the label column; null takes the last.
-        heldout: share of the training rows kept for calibration, chosen by the seed. With 0 all
-            rows train, for methods without a stage that reads held-out data.
-        test_fraction: share that becomes `iid`; the same rows for every seed.
+        label: name of the label column; null takes the one called label, target, class or y, or
+            else the last.
+        heldout: share of the training rows kept for calibration, chosen by the seed, stratified.
+            With 0 all rows train, for methods without a stage that reads held-out data.
+        test_fraction: share that becomes `iid`, stratified; the same rows for every seed.
     """
 
     train: str
@@ -130,16 +148,16 @@ class Table(DataConfig, kind="table"):
 
     def load(self, seed: int) -> Data:
         """Load training and held-out rows, and the test, shifted and OOD tables."""
-        train, test = self._in_domain()
-        task = Task(class_order(train.labels or ()), (len(train.columns.features),))
-        if task.num_classes < 2:
-            raise DataError(f"{self.train}: classes {task.class_names}; training needs two")
-        kept, heldout = hold_out_any(len(train.x), self.heldout, seed, self.train)
-        prepare = Standardization.of(train.x[kept])
+        available, test = self._in_domain()
+        task = Task(class_order(available.labels or ()), (len(available.columns.features),))
+        train, heldout = available, available.take(torch.arange(0))
+        if self.heldout != 0:
+            train, heldout = available.split("heldout", self.heldout, seed)
+        prepare = Standardization.of(train.x)
         return Data(
             task=task,
-            train=train.take(kept).source(task, prepare),
-            heldout=None if heldout is None else train.take(heldout).source(task, prepare),
+            train=train.source(task, prepare),
+            heldout=heldout.source(task, prepare) if len(heldout.x) else None,
             splits=checked_splits(
                 Split("iid", "iid", test.source(task, prepare)),
                 *_splits(self.shifts, "shift", train.columns, task, prepare),
@@ -151,19 +169,23 @@ class Table(DataConfig, kind="table"):
                 "mean": prepare.mean.tolist(),
                 "std": prepare.std.tolist(),
             },
+            about=f"{self.train}: label '{train.columns.label}' with {task.num_classes} classes, "
+            f"{len(train.columns.features)} features; {len(train.x)} rows to train on, "
+            f"{len(heldout.x)} held out, {len(test.x)} to test on",
         )
 
     def _in_domain(self) -> tuple[Rows, Rows]:
+        if not self.train:
+            raise DataError("no table to train on: name it with --set data.train=FILE.csv")
         subsets = read_table(Path(self.train), self.label)
         train = subsets.get("train") or subsets["all"]
-        if "test" in subsets:
-            test = subsets["test"]
-        elif self.test is None:
-            kept, tested = hold_out(len(train.x), self.test_fraction, 0, self.train)
-            train, test = train.take(kept), train.take(tested)
+        if len(names := class_order(train.labels or ())) < 2:
+            raise DataError(f"{self.train}: classes {names}; training needs two")
         if self.test is not None:
-            test = _to_evaluate(self.test, train.columns)
-        return train, test
+            return train, _to_evaluate(self.test, train.columns)
+        if "test" in subsets:
+            return train, subsets["test"]
+        return train.split("test_fraction", self.test_fraction, 0)
 
 
 def read_table(
@@ -173,11 +195,11 @@ def read_table(
 
     Args:
         path: a .csv or .npz file.
-        label: the label column of a training file; None takes the last.
+        label: the label column of a training file; None takes the one that looks like it.
         like: the columns of the training file, for a file to evaluate on.
     """
     path = regular_file(path.expanduser())
-    if path.suffix.lower() not in (".csv", ".npz"):
+    if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"{path}: a table is a .csv or an .npz file")
     is_csv = path.suffix.lower() == ".csv"
     return _read_csv(path, label, like) if is_csv else _read_npz(path, like)
@@ -232,7 +254,7 @@ def _read_csv(path: Path, label: str | None, like: Columns | None) -> dict[str, 
     with open_csv(path) as table:
         header, training = _checked_header(table), like is None
         if like is None:
-            label = label if label is not None else header[-1]
+            label = label if label is not None else _label_of(header)
             _column(header, label, path)
             like = Columns(tuple(name for name in header if name != label), label)
         numeric = [_column(header, name, path) for name in like.features]
@@ -272,10 +294,17 @@ def _refuse_other_encodings(texts: Sequence[str], path: Path) -> None:
             raise DataError(f"{path}: {listed([text])} is not in UTF-8; save the file as UTF-8")
 
 
+def _label_of(header: Sequence[str]) -> str:
+    """Return the column that is named like a label, or the last; beside an x, y is a feature."""
+    names = {name.lower(): name for name in reversed(header)}
+    known = LABELS[:-1] if "x" in names else LABELS
+    return next((names[name] for name in known if name in names), header[-1])
+
+
 def _column(header: Sequence[str], name: str, path: Path) -> int:
     if header.count(name) != 1:
         found = "no column" if name not in header else "several columns"
-        raise DataError(f"{path}: {found} '{name}'; there are: {listed(header)}")
+        raise DataError(f"{path}: {found} '{name}'; {choices(name, header)}")
     return header.index(name)
 
 

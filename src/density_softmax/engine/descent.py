@@ -127,6 +127,7 @@ class Descender:
         self.batch_size = source.batch_size or stage.descent.batch_size
         samples = len(source.order(self._epoch_seed(0)))  # a sampler may draw fewer than all
         self.num_steps = num_batches(samples, self.batch_size)
+        self.num_epochs = stage.descent.num_epochs(self.num_steps)
         # A frozen parameter is none of the optimizer's: weight decay would change it.
         trained = [parameter for parameter in stage.parameters if parameter.requires_grad]
         optimizer = stage.descent.optimizer.build(trained)
@@ -141,7 +142,7 @@ class Descender:
 
     def run(self) -> float:
         """All epochs that are not done yet; returns the seconds of the whole stage."""
-        epochs, saved = self.stage.descent.epochs, time.perf_counter()
+        epochs, saved = self.num_epochs, time.perf_counter()
         bar = self.setting.bars.add(
             self.stage.name, epochs * self.num_steps, self.done * self.num_steps
         )
@@ -224,8 +225,7 @@ class Descender:
         set_modes(self.setting.method)
 
     def _set_rates(self, epoch: float) -> None:
-        descent = self.stage.descent
-        factor = descent.schedule.factor(epoch, descent.epochs)
+        factor = self.stage.descent.schedule.factor(epoch, self.num_epochs)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
 
