@@ -52,7 +52,7 @@ def try_export(kind: str, backbone: str) -> tuple[str, dict[int, float]]:
     torch.manual_seed(0)
     example = torch.randn(8, *shape)
     config = from_dict(MethodConfig, {"kind": kind})
-    method = config.build(encoder.build(shape), 10, example).eval()
+    method = config.build(encoder.build(shape), 10, example).mark_fitted().eval()
     with tempfile.TemporaryDirectory() as folder:
         try:
             exported = ds.export(method, Path(folder) / "model.onnx", example=example)

@@ -255,6 +255,7 @@ class Network:
         encoder = Headless(self.copy(), "1")
         alone = Deterministic(encoder, self.default.num_classes, example=EXAMPLE)
         alone.head.linear = encoder.head
+        alone.mark_fitted()
         with tempfile.TemporaryDirectory() as folder:
             graphs = {
                 "exported": exported(alone, Path(folder) / "erm.onnx"),

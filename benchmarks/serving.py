@@ -47,9 +47,8 @@ def main() -> None:
         file = Path(folder) / "model.onnx"
         torch.manual_seed(0)
         encoder = WideResNet.Config(args.depth, args.width).build(SHAPE)
-        exported = ds.export(
-            DensitySoftmax(encoder, 10).eval(), file, example=torch.randn(2, *SHAPE), progress=True
-        )
+        method = DensitySoftmax(encoder, 10).mark_fitted().eval()
+        exported = ds.export(method, file, example=torch.randn(2, *SHAPE), progress=True)
         print(f"WRN-{args.depth}-{args.width}: parity {dict(exported.parity)}")
         found = start_up(file, args.repeats) | throughput(file, args.requests)
     for metric, value in found.items():

@@ -7,6 +7,12 @@ from exported_models import COLOURS, IMAGE_SHAPE, TABLE, draw, image_model, vect
 import density_softmax as ds
 from density_softmax.deploy.export import Exported
 
+
+@pytest.fixture(autouse=True)
+def without_training(weights_set_by_hand: None) -> None:
+    """What is exported here need not have learned anything."""
+
+
 # Every ONNX export takes seconds: two of them serve all tests.
 
 

@@ -273,3 +273,39 @@ def test_probes_are_the_example_and_then_others():
     assert torch.equal(rows[:2], example)
     assert torch.equal(_probes(example, 1), example[:1])
     assert len(rows.unique(dim=0)) == 7
+
+
+class Expanding(nn.Module):
+    """Adds a token to every input of a batch, whose size it takes in one of several ways."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.token, self.linear = size, nn.Parameter(torch.randn(1, 4)), nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.linear(x) + self.token.expand(self.size(x), 4)
+
+
+@pytest.mark.parametrize(
+    "size", [len, lambda x: int(x.shape[0]), lambda x: 2], ids=["len", "int", "constant"]
+)
+def test_a_batch_size_that_was_frozen_is_named_with_how_to_write_it(size, tmp_path):
+    method = Deterministic(Expanding(size), 3, example=torch.zeros(2, 5))
+    with pytest.raises(
+        UserError, match=r"batch size into a fixed number.*write x\.shape\[0\], or -1"
+    ):
+        ds.export(method, tmp_path / "model.pt2", example=torch.zeros(2, 5))
+    for free in (lambda x: x.shape[0], lambda x: x.size(0)):
+        method = Deterministic(Expanding(free), 3, example=torch.zeros(2, 5))
+        ds.export(method, tmp_path / "model.pt2", example=torch.zeros(2, 5))
+
+
+class Deciding(nn.Linear):
+    def forward(self, x):
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+def test_a_decision_by_values_is_named_with_its_line(tmp_path):
+    method = Deterministic(Deciding(5, 4), 3, example=torch.zeros(2, 5))
+    with pytest.raises(UserError, match=r'by the values of a tensor at .*:\d+ "return .*where'):
+        ds.export(method, tmp_path / "model.pt2", example=torch.zeros(2, 5))

@@ -22,7 +22,7 @@ from density_softmax.methods.base import Method
 from density_softmax.methods.deterministic import Deterministic
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
 from density_softmax.nn.softmax.scale import MaxScale
-from density_softmax.training import SGD, Adam, Estimate, Train
+from density_softmax.training import SGD, Adam, Descent, Estimate, Train
 
 
 def trained(method=None, engine=EVERY_EPOCH, **options):
@@ -476,3 +476,27 @@ def test_weights_of_another_method_are_refused_by_name(tmp_path):
         StorageError, match=r"head\.done\.safetensors.*another version.*train again"
     ):
         record.restore(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("encoder", "width", "message"),
+    [
+        (nn.Linear(2, 4), 5, r"cannot read inputs of shape \(1, 5\) .*a row per sample"),
+        (nn.Linear(2, 4).half(), 2, r"computes in torch\.float16: pass method\.float\(\)"),
+        (nn.Linear(2, 4).double(), 2, r"computes in torch\.float64: pass method\.float\(\)"),
+    ],
+    ids=["width", "half precision", "double precision"],
+)
+def test_inputs_that_the_network_cannot_read_are_refused_by_what_is_wrong(encoder, width, message):
+    data = torch.randn(20, width), torch.arange(20) % 2
+    with pytest.raises(UserError, match=message):
+        fit(Deterministic(encoder, 2), data, data, engine=EVERY_EPOCH, progress=False)
+
+
+def test_a_method_built_without_an_example_remembers_what_it_was_trained_on():
+    method = Deterministic(nn.Linear(2, 4), 2, Deterministic.Config(Descent(epochs=1)))
+    data = torch.randn(20, 2), torch.arange(20) % 2
+    fit(method, data, data, engine=EVERY_EPOCH, progress=False)
+    assert (method.example_shape, method.example_dtype) == ((2,), torch.float32)
+    with pytest.raises(UserError, match=r"shape \(3, 5\) .*built with \(batch, 2\)"):
+        method.predict(torch.zeros(3, 5))

@@ -82,7 +82,10 @@ def feature_width(encoder: nn.Module, example: Tensor | None = None) -> int:
         example: inputs to measure the width on, (batch, ...).
     """
     if example is not None:
-        return measure_width(encoder, example)
+        try:
+            return measure_width(encoder, example)
+        except (RuntimeError, IndexError) as error:
+            raise explained(error, example) from error
     width = getattr(encoder, "num_features", None)
     if isinstance(width, int):
         return width
@@ -103,10 +106,7 @@ def measure_width(encoder: nn.Module, example: Tensor) -> int:
         example: inputs, (batch, ...).
     """
     with evaluating(encoder):
-        try:
-            z = encoder(example)
-        except (RuntimeError, IndexError) as error:
-            raise explained(error, example) from error
+        z = encoder(example)
     if z.ndim != 2:
         raise UserError(f"the encoder returns shape {tuple(z.shape)}: flatten it to vectors")
     return int(z.shape[1])
