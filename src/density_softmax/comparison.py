@@ -5,27 +5,27 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from density_softmax import metrics
 from density_softmax.config import differences
 from density_softmax.data.loaders import as_source
 from density_softmax.data.sources import ArraySource
 from density_softmax.engine import EngineConfig, fit, start
-from density_softmax.engine.calibration import judge, predict_features, read_rows
+from density_softmax.engine.calibration import judge, read_rows
 from density_softmax.engine.fit import inspected
+from density_softmax.engine.inspection import InspectedSource, Inspection
 from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import name_device
 from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.execution import seeded
-from density_softmax.nn.softmax.head import fit_temperature
 from density_softmax.posthoc import (
     DEFAULT,
     around,
@@ -35,27 +35,21 @@ from density_softmax.posthoc import (
     posthoc_config,
     posthoc_kinds,
 )
-from density_softmax.report.comparison import Comparison, Contender
+from density_softmax.report.comparison import Comparison
+from density_softmax.runs.comparison import PLAIN, ROWS, SCALED, Contender, Contest, Fitted, Found
 from density_softmax.runs.evaluation import latency_metrics
 from density_softmax.runs.run import variant_text
 from density_softmax.training import Values
-from density_softmax.types import Prediction, Row, Source
+from density_softmax.types import Row, Source
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-# Every comparison has these two lines.
-PLAIN, SCALED = "deterministic", "temperature_scaling"
-ORACLE = Contender(
-    SCALED, "oracle: T of each set", "Oracle: temperature of each shift's own labels"
-)
 RECIPE = "compare"
-# Rows of features at a time: these passes need no more memory than the features themselves.
-ROWS = 4096
 # Images whose latency is measured.
 TIMED = 32
 # Names that rows give a meaning of their own.
-RESERVED = ("iid", "cost", "shifts")
+RESERVED = ("iid", "cost", "shifts", "train", "heldout")
 # Test samples that may also be training or calibration samples, by accident.
 SHARED = 0.01
 
@@ -101,190 +95,35 @@ def compare(
     """
     began = time.perf_counter()
     encoder, configs = Headless(model, head), _configs(methods, layers)
-    evaluated = _evaluated(test, shifts or {}, ood or {})
-    sources = inspected(encoder.head.out_features, train, calibration)
+    check_kind(encoder)
+    sources: dict[str, Source] = dict(inspected(encoder.head.out_features, train, calibration))
+    sources |= _evaluated(encoder.head.out_features, test, shifts or {}, ood or {})
     engine = engine or EngineConfig()
     fabric = start(engine)
-    reader = _reader(encoder, sources["train"], tuple(layers), seed)
+    example = next(sources["train"].read([[0]], encoder.head.weight.device)).x
+    built, notes = _built(encoder, configs, example, seed)
+    reader = around_checked(encoder, posthoc_config(DEFAULT, layers), example)
     fabric.to_device(reader)
     with Bars(progress and fabric.is_global_zero) as bars:
-        rows = {
-            name: read_rows(fabric, reader, source, encoder.logits, engine, bars, name)
-            for name, source in {**sources, **evaluated}.items()
-        }
+        read = partial(read_rows, fabric, reader, logits=encoder.logits, config=engine, bars=bars)
+        rows = {name: read(source=source, name=name) for name, source in sources.items()}
         seconds = time.perf_counter() - began
-        notes = _judged(rows, reader.num_classes)
-        fitted = _fitted(fabric, encoder, reader, configs, rows, seed, engine, bars, notes)
-    arena = Arena(encoder, fitted, rows, tuple(shifts or ()), tuple(ood or ()), num_resamples, seed)
-    found = arena.results()
+        notes += _judged(rows, reader.num_classes)
+        options = {"seed": seed, "fabric": fabric, "engine": replace(engine, predict_batch_size=ROWS)}
+        fitted = _fitted(built, rows, notes, bars, options)
+    sets = tuple(shifts or ()), tuple(ood or ())
+    contest = Contest(encoder, fitted, rows, *sets, DEFAULT, num_resamples, seed)
+    found = contest.results()
     if latency:
-        example = next(
-            evaluated["iid"].read([range(min(TIMED, len(evaluated["iid"])))], fabric.device)
-        ).x
-        _add_latency(found, fitted, example)
-    conditions = _conditions(rows, fabric, seconds, time.perf_counter() - began, latency)
+        few = range(min(TIMED, len(sources["iid"])))
+        _add_latency(found, fitted, next(sources["iid"].read([few], fabric.device)).x)
     return Comparison(
         rows=tuple(_rows(found, seed)),
-        contenders=arena.contenders,
-        default=arena.default.label,
-        conditions=conditions,
+        contenders=contest.contenders,
+        default=contest.default.label,
+        conditions=_conditions(rows, fabric, seconds, time.perf_counter() - began, latency),
         notes=tuple(notes),
     )
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A method after its fit, and what that took."""
-
-    method: Method
-    seconds: float
-
-    @property
-    def stored_bytes(self) -> int:
-        """What it adds to the network."""
-        state = self.method.state_dict()
-        own = [v for n, v in state.items() if not n.startswith(("encoder.", "head.linear."))]
-        return sum(value.numel() * value.element_size() for value in own)
-
-
-Found = dict[Contender, dict[tuple[str, str], float]]  # by split and metric
-
-
-class Arena:
-    """Fitted methods and the features of every set: from these all numbers follow.
-
-    Args:
-        encoder: the network.
-        fitted: the methods.
-        rows: of every set, as `read_rows` gives them.
-        shifts: names of shifted sets.
-        ood: names of OOD sets.
-        num_resamples: of the bootstrap.
-        seed: decides its draws.
-    """
-
-    def __init__(
-        self,
-        encoder: Headless,
-        fitted: Mapping[Contender, Fitted],
-        rows: Mapping[str, Values],
-        shifts: tuple[str, ...],
-        ood: tuple[str, ...],
-        num_resamples: int,
-        seed: int,
-    ) -> None:
-        self.encoder, self.fitted, self.rows = encoder, fitted, rows
-        self.shifts, self.ood = shifts, ood
-        self.num_resamples, self.seed = num_resamples, seed
-        self.contenders = tuple(self._in_order())
-        kinds = {contender.kind: contender for contender in reversed(self.contenders)}
-        self.default = kinds.get(DEFAULT, kinds[SCALED])
-        self.found: Found = {contender: {} for contender in self.contenders}
-        # By split and metric, the values of every contender in every resample.
-        self._resampled: dict[tuple[str, str], dict[Contender, Tensor]] = {}
-        self._weights: dict[int, Tensor] = {}
-
-    def results(self) -> Found:
-        """All numbers, those of costs apart from latency included."""
-        inside = {c: self._predict(c, "iid") for c in self.fitted}
-        self._label("iid", {c: p.probs for c, p in inside.items()})
-        for split in self.shifts:
-            self._label(split, {c: self._predict(c, split).probs for c in self._calibrators()})
-            self._label(split, {ORACLE: self._oracle(split)})
-        if self.shifts:
-            self._average_shifts()
-        for split in self.ood:
-            self._detect(split, inside)
-        self._subtract_default()
-        for contender, each in self.fitted.items():
-            self.found[contender]["cost", "stored_bytes"] = float(each.stored_bytes)
-            self.found[contender]["cost", "train_seconds:fit"] = each.seconds
-        return self.found
-
-    def _in_order(self) -> Iterator[Contender]:
-        for contender in self.fitted:
-            yield contender
-            if contender.kind == SCALED and self.shifts:
-                yield ORACLE
-
-    def _calibrators(self) -> list[Contender]:
-        """Those with probabilities of their own, the plain network among them."""
-        return [c for c in self.fitted if "probs" in MethodConfig.members[c.kind].defines]
-
-    def _predict(self, contender: Contender, split: str) -> Prediction:
-        return predict_features(self.fitted[contender].method, self.rows[split]["z"], ROWS)
-
-    def _oracle(self, split: str) -> Tensor:
-        """Probabilities at the temperature that the labels of a set ask for."""
-        device = self.encoder.head.weight.device
-        with torch.no_grad():
-            logits = self.encoder.logits(self.rows[split]["z"].to(device)).cpu()
-        return (logits / fit_temperature(logits, self.rows[split]["y"])).softmax(-1)
-
-    def _label(self, split: str, probs: Mapping[Contender, Tensor]) -> None:
-        """What compares probabilities with labels, of those who define probabilities."""
-        y, own = self.rows[split]["y"], {*self._calibrators(), ORACLE}
-        for contender in (c for c in probs if c in own):
-            p = probs[contender]
-            values = {m: getattr(metrics, m)(p, y) for m in ("nll", "ece", "accuracy")}
-            self.found[contender] |= {(split, name): value for name, value in values.items()}
-            weights = self._weights_of(len(y))
-            losses = -p.gather(1, y[:, None])[:, 0].clamp_min(torch.finfo(torch.float32).tiny).log()
-            self._keep((split, "nll"), contender, metrics.resampled_means(losses, weights))
-            self._keep((split, "ece"), contender, metrics.resampled_ece(p, y, weights))
-
-    def _average_shifts(self) -> None:
-        """Means over the shifted sets, and how much of the way to the oracle they are."""
-        name = _set_name(self.shifts)
-        for contender in (*self._calibrators(), ORACLE):
-            values = self.found[contender]
-            for metric in ("nll", "ece", "accuracy"):
-                each = [values[split, metric] for split in self.shifts]
-                values[name, f"c{metric}"] = sum(each) / len(each)
-            for metric in ("nll", "ece"):
-                drawn = [self._resampled[split, metric].pop(contender) for split in self.shifts]
-                self._keep((name, f"c{metric}"), contender, torch.stack(drawn).mean(0))
-        scaled = next(c for c in self.fitted if c.kind == SCALED)
-        start, end = (self.found[c][name, "cnll"] for c in (scaled, ORACLE))
-        for contender in (*self._calibrators(), ORACLE) if start > end else ():
-            way = (start - self.found[contender][name, "cnll"]) / (start - end)
-            self.found[contender][name, "oracle_share"] = way
-
-    def _detect(self, split: str, inside: Mapping[Contender, Prediction]) -> None:
-        """How well each method's own score tells an OOD set from the test set."""
-        for contender in self.fitted:
-            scores = inside[contender].epistemic, self._predict(contender, split).epistemic
-            for metric in ("auroc", "fpr95"):
-                self.found[contender][split, f"{metric}:epistemic"] = getattr(metrics, metric)(
-                    *scores
-                )
-            weights = self._weights_of(len(scores[0])), self._weights_of(len(scores[1]), 1)
-            self._keep(
-                (split, "auroc:epistemic"), contender, metrics.resampled_auroc(*scores, *weights)
-            )
-
-    def _subtract_default(self) -> None:
-        """Differences from the default method, and between what resampling puts them."""
-        for (split, metric), resampled in self._resampled.items():
-            for contender in resampled if self.default in resampled else ():
-                if contender != self.default:
-                    values = [self.found[c][split, metric] for c in (contender, self.default)]
-                    low, high = metrics.interval(resampled[contender] - resampled[self.default])
-                    found = {"": values[0] - values[1], "_low": low, "_high": high}
-                    for end, value in found.items():
-                        self.found[contender][split, f"difference{end}:{metric}"] = value
-
-    def _keep(self, key: tuple[str, str], contender: Contender, values: Tensor) -> None:
-        self._resampled.setdefault(key, {})[contender] = values
-
-    def _weights_of(self, num_samples: int, other: int = 0) -> Tensor:
-        """Weights of resamples; sets of the same size are taken for versions of the same images."""
-        key = 2 * num_samples + other
-        if key not in self._weights:
-            seed = self.seed + key
-            found = metrics.resample_weights(num_samples, self.num_resamples, seed)
-            self._weights[key] = found
-        return self._weights[key]
 
 
 def _configs(
@@ -319,13 +158,19 @@ def _reading_layers(kind: str, layers: Sequence[str]) -> MethodConfig:
     return posthoc_config(kind, layers if reads_any else ())
 
 
-def _evaluated(test: Any, shifts: Mapping[str, Any], ood: Mapping[str, Any]) -> dict[str, Source]:
-    """The sets to evaluate on, by the names of their splits."""
+def _evaluated(
+    num_classes: int, test: Any, shifts: Mapping[str, Any], ood: Mapping[str, Any]
+) -> dict[str, Source]:
+    """The sets to evaluate on, by the names of their splits; labels of OOD sets are ignored."""
     for name in (*shifts, *ood):
         if name in RESERVED or (name in shifts and name in ood):
             raise UserError(f"'{name}': this name is taken; choose another for your set")
-    found = {"iid": as_source(test)}
-    found |= {name: as_source(data) for name, data in shifts.items()}
+    found: dict[str, Source] = {}
+    for name, data in {"iid": test, **shifts}.items():
+        kind = "test" if name == "iid" else f"'{name}'"
+        source = InspectedSource(as_source(data), Inspection(num_classes, kind, least_classes=1))
+        source.look_ahead()
+        found[name] = source
     return found | {name: _unlabelled(data) for name, data in ood.items()}
 
 
@@ -334,15 +179,6 @@ def _unlabelled(data: Any) -> Source:
     if isinstance(data, Tensor | np.ndarray):
         return as_source((data, torch.zeros(len(data), dtype=torch.long)))
     return as_source(data)
-
-
-def _reader(encoder: Headless, train: Source, layers: tuple[str, ...], seed: int) -> Method:
-    """A method that reads all that any of the methods reads."""
-    check_kind(encoder)
-    device = encoder.head.weight.device
-    with seeded(seed, device):
-        example = next(train.read([[0]], device)).x
-        return around_checked(encoder, posthoc_config(DEFAULT, layers), example)
 
 
 def _judged(rows: Mapping[str, Values], num_classes: int) -> list[str]:
@@ -357,48 +193,49 @@ def _judged(rows: Mapping[str, Values], num_classes: int) -> list[str]:
     return notes
 
 
+def _built(
+    encoder: Headless, configs: Mapping[Contender, MethodConfig], example: Tensor, seed: int
+) -> tuple[dict[Contender, Method], list[str]]:
+    """Every method around the network, and notes on those that cannot be built."""
+    found: dict[Contender, Method] = {}
+    notes = []
+    for contender, config in configs.items():
+        try:
+            with seeded(seed, example.device):
+                found[contender] = around(encoder, config, example)
+        except UserError as error:
+            notes.append(_left_out(contender, error))
+    return found, notes
+
+
 def _fitted(
-    fabric: Fabric,
-    encoder: Headless,
-    reader: Method,
-    configs: Mapping[Contender, MethodConfig],
+    methods: Mapping[Contender, Method],
     rows: Mapping[str, Values],
-    seed: int,
-    engine: EngineConfig,
-    bars: Bars,
     notes: list[str],
+    bars: Bars,
+    options: Mapping[str, Any],
 ) -> dict[Contender, Fitted]:
     """Every method fitted to the same features; one that cannot be is left out and noted."""
     features = {s: ArraySource(rows[s]["z"], rows[s]["y"]) for s in ("train", "heldout")}
-    options: dict[str, Any] = {
-        "seed": seed,
-        "engine": replace(engine, predict_batch_size=ROWS),
-        "fabric": fabric,
-    }
-    device = next(reader.parameters()).device
-    assert reader.example_shape is not None
-    example = torch.zeros(1, *reader.example_shape, dtype=reader.example_dtype, device=device)
-    bar, found = bars.add("methods", len(configs)), dict[Contender, Fitted]()
-    for contender, config in configs.items():
+    bar, found = bars.add("methods", len(methods)), dict[Contender, Fitted]()
+    for contender, method in methods.items():
         bar.note(contender.label)
+        began = time.perf_counter()
         try:
-            with seeded(seed, device):
-                method = around(encoder, config, example)
-            began = time.perf_counter()
             fit(method, *features.values(), features=features, progress=False, **options)
         except UserError as error:
-            notes.append(f"{contender.label} is left out: {error}")
+            notes.append(_left_out(contender, error))
         else:
             found[contender] = Fitted(method, time.perf_counter() - began)
         bar.advance()
     return found
 
 
-def _set_name(shifts: Sequence[str]) -> str:
-    """What means over shifts are called: the set that all belong to, if there is one."""
-    names = {name.partition("/")[0] for name in shifts}
-    alone = len(names) == 1 and all("/" in name for name in shifts)
-    return names.pop() if alone else "shifts"
+def _left_out(contender: Contender, error: UserError) -> str:
+    """A note on a method that is not compared; without a reference there is nothing to compare."""
+    if contender.kind in (PLAIN, SCALED):
+        raise error
+    return f"{contender.label} is left out: {error}"
 
 
 def _add_latency(found: Found, fitted: Mapping[Contender, Fitted], example: Tensor) -> None:

@@ -19,6 +19,7 @@ from density_softmax.files import write_text
 from density_softmax.methods.base import MethodConfig
 from density_softmax.report.names import Better, file_stem, metric_name
 from density_softmax.report.page import MISSING, render
+from density_softmax.runs.comparison import Contender
 from density_softmax.runs.rows import write_rows
 from density_softmax.types import Row
 
@@ -41,20 +42,6 @@ SHARE = (
     "and the oracle the temperature that each shifted set's own labels ask for, which nobody has."
 )
 STORED = "Stored is what a method adds to the network; § marks methods that keep training data."
-
-
-class Contender(NamedTuple):
-    """A line of a comparison.
-
-    Attributes:
-        kind: the registry key of the method.
-        variant: how its settings deviate from its defaults.
-        label: what tables call it.
-    """
-
-    kind: str
-    variant: str
-    label: str
 
 
 class Column(NamedTuple):
