@@ -88,6 +88,7 @@ def in_domain(data: Data) -> tuple[Batch, Batch]:
     Args:
         data: of a run.
     """
+    assert data.heldout is not None
     sources = data.train, data.heldout, data.splits[0].source
     train, heldout, test = (
         next(iter(source.read([range(len(source))], torch.device("cpu")))) for source in sources

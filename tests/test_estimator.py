@@ -99,7 +99,7 @@ def test_where_probabilities_are_equal_the_label_is_still_that_of_the_logits(on_
     np.testing.assert_array_equal(labels, on_moons.predict_proba(far).argmax(-1))
 
 
-def test_uncertainty_is_entropy_of_the_logits_and_minus_log_density(on_moons, moons):
+def test_uncertainty_is_entropy_of_the_logits_and_minus_the_score_of_samples(on_moons, moons):
     aleatoric, epistemic = on_moons.uncertainty(moons[0])
     np.testing.assert_array_equal(epistemic, -on_moons.score_samples(moons[0]))
     # Rows of typical density keep the plain softmax, whose entropy is the aleatoric part.
@@ -277,9 +277,10 @@ def test_settings_that_make_no_sense_are_named(settings, message, moons):
 
 
 def test_the_mixture_shares_a_covariance_unless_every_class_has_rows_enough(moons):
-    assert isinstance(quick(width=64).fit(*moons).model_.density, GaussianMixtureDensity)
+    mixture = quick(width=64, density="gaussian_mixture")
+    assert isinstance(mixture.fit(*moons).model_.density, GaussianMixtureDensity)
     X, y = (part[:100] for part in moons)
-    assert isinstance(quick(width=64).fit(X, y).model_.density, TiedMixtureDensity)
+    assert isinstance(mixture.fit(X, y).model_.density, TiedMixtureDensity)
     own = GaussianMixtureDensity.Config(tied=False)
     classifier = quick(width=64, density=own).fit(X, y)
     assert isinstance(classifier.model_.density, GaussianMixtureDensity)

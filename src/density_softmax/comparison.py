@@ -109,7 +109,11 @@ def compare(
         rows = {name: read(source=source, name=name) for name, source in sources.items()}
         seconds = time.perf_counter() - began
         notes += _judged(rows, reader.num_classes)
-        options = {"seed": seed, "fabric": fabric, "engine": replace(engine, predict_batch_size=ROWS)}
+        options = {
+            "seed": seed,
+            "fabric": fabric,
+            "engine": replace(engine, predict_batch_size=ROWS),
+        }
         fitted = _fitted(built, rows, notes, bars, options)
     sets = tuple(shifts or ()), tuple(ood or ())
     contest = Contest(encoder, fitted, rows, *sets, DEFAULT, num_resamples, seed)

@@ -27,9 +27,8 @@ from density_softmax.engine import EngineConfig, fit
 from density_softmax.errors import UserError
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.backbones.resffn import ResFFN
-from density_softmax.nn.densities import DensityConfig
+from density_softmax.nn.densities import DensityConfig, GaussianMixtureDensity
 from density_softmax.recipes.table import (
-    DENSITY,
     DENSITY_SOFTMAX,
     ENCODER,
     HELDOUT,
@@ -67,10 +66,11 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         learning_rate: peak learning rate of Adam, on a one-cycle schedule.
         gradient_penalty: how strongly the network's Jacobian norm is pulled to 1 (λ of Eq. 4),
             so that distances between rows survive in the features; 0 turns it off.
-        density: of the features. "gaussian_mixture" has a Gaussian per class, each with its own
-            covariance if every class has more training rows than `width` and with a shared one
-            otherwise; "gaussian" is a single one; "radial" and "realnvp" are flows, slower to
-            train. A config from `density_softmax.nn.densities` is used as it is.
+        density: of the features, beside the experts that know the classes. "gaussian" is a single
+            one; "gaussian_mixture" has a Gaussian per class, each with its own covariance if every
+            class has more training rows than `width` and with a shared one otherwise; "radial" and
+            "realnvp" are flows, slower to train. A config from `density_softmax.nn.densities` is
+            used as it is.
         validation_fraction: share of the rows that is held out. Every class keeps a row to train
             on; if no class has a second one, the training rows calibrate as well.
         random_state: a number or a RandomState makes `fit` repeatable. None takes a seed from the
@@ -106,7 +106,7 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         batch_size: int = TRAIN.batch_size,
         learning_rate: float = OPTIMIZER.lr,
         gradient_penalty: float = PENALTY.weight,
-        density: str | DensityConfig = DENSITY.kind,
+        density: str | DensityConfig = DENSITY_SOFTMAX.density.kind,
         validation_fraction: float = HELDOUT,
         random_state: int | np.random.RandomState | None = None,
         device: str = "cpu",
@@ -164,7 +164,7 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         return labels
 
     def score_samples(self, X: Any) -> Floats:
-        """Return the log density of each row's features: low if unlike the training data.
+        """Return minus the epistemic uncertainty of each row: low if unlike the training data.
 
         It is −inf where a row is too far away for the density to be computed.
         """
@@ -174,7 +174,7 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         """Return aleatoric and epistemic uncertainty of each row.
 
         The first is the entropy in nats of the softmax before the density scales it, which more
-        data would not remove; the second is minus the log density.
+        data would not remove; the second is the sum of surprises of all experts.
         """
         _, aleatoric, epistemic = self._prediction(X)
         return aleatoric.numpy(), epistemic.numpy()
@@ -230,9 +230,9 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
     def _density_config(self, class_counts: Indices) -> DensityConfig:
         if isinstance(self.density, DensityConfig):
             return self.density
-        if self.density == DENSITY.kind:
+        if self.density == GaussianMixtureDensity.Config.kind:
             # A covariance has full rank only if it has more rows than features.
-            return replace(DENSITY, tied=bool(class_counts.min() <= self.width))
+            return GaussianMixtureDensity.Config(tied=bool(class_counts.min() <= self.width))
         return from_dict(DensityConfig, {"kind": self.density}, "density")
 
     def _prediction(self, X: Any) -> Prediction:

@@ -12,10 +12,9 @@ from density_softmax import methods
 from density_softmax.data.tables import Table
 from density_softmax.engine.runtime import EngineConfig
 from density_softmax.nn.backbones.resffn import ResFFN
-from density_softmax.nn.densities import GaussianMixtureDensity
 from density_softmax.nn.layers.processes import RandomFeatureProcess
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
-from density_softmax.nn.softmax.scale import QuantileScale
+from density_softmax.recipes.attach import closed_form
 from density_softmax.recipes.recipe import Methods, Suite
 from density_softmax.training import Adam, Descent, OneCycle
 
@@ -26,16 +25,7 @@ OPTIMIZER = Adam(lr=1e-2)
 TRAIN = Descent(epochs=20, min_steps=200, batch_size=64, optimizer=OPTIMIZER, schedule=OneCycle())
 # Always by projections, because the exact norm takes one pass per column.
 PENALTY = FrobeniusPenalty.Config(weight=1e-2, exact_below=0)
-# One covariance for all classes: that of a class needs more rows than there are features.
-DENSITY = GaussianMixtureDensity.Config(tied=True)
-DENSITY_SOFTMAX = methods.DensitySoftmax.Config(
-    penalty=PENALTY,
-    density=DENSITY,
-    representation=TRAIN,
-    # A few tens of held-out rows have too few below their 5 % quantile to fit a decay.
-    scale=QuantileScale.Config(quantile=0.25),
-    head=None,
-)
+DENSITY_SOFTMAX = replace(closed_form(()), penalty=PENALTY, representation=TRAIN)
 HELDOUT = 0.2
 
 # Where nothing else is said, a method has the defaults of its config.
