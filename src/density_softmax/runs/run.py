@@ -20,14 +20,7 @@ from density_softmax.engine.checkpoints import Checkpoints, Epoch
 from density_softmax.engine.runtime import EngineConfig, derive_seed, describe_environment
 from density_softmax.engine.stage_cache import StageCache
 from density_softmax.errors import UserError
-from density_softmax.files import (
-    StorageError,
-    hash_tensor,
-    load_tensors,
-    remove_leftovers,
-    save_tensors,
-    write_text,
-)
+from density_softmax.files import StorageError, hash_tensor, load_tensors, save_tensors, write_text
 from density_softmax.methods.base import Method
 from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.runs.rows import read_rows, write_rows
@@ -226,7 +219,6 @@ class Run:
             raise UserError(f"{self.path}: is not empty and not a run; choose another --out")
         else:
             self._write_json("environment.json", describe_environment())
-        remove_leftovers(self.path)
         self._write_json("recipe.json", self._description())
 
     def checkpoints(self) -> Checkpoints:
