@@ -25,7 +25,6 @@ from density_softmax.files import (
     image_size,
     load_tensors,
     read_image,
-    remove_leftovers,
     replacing,
     save_tensors,
     write_text,
@@ -205,11 +204,10 @@ def test_what_a_killed_process_was_writing_is_removed_by_the_next(tmp_path: Path
     path = tmp_path / "out[1].csv"
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
     assert done.returncode == -signal.SIGKILL
-    (tmp_path / f".{path.name}.4711.part").write_text("of an older version")
+    (tmp_path / ".film.part").write_text("of another program")
     assert len(list(tmp_path.iterdir())) == 2
-    write_text(path, "whole")
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
-    assert path.read_text() == "whole"
+    write_text(tmp_path / "other", "whole")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"other", ".film.part"}
 
 
 def test_what_another_is_writing_is_left_to_it(tmp_path: Path) -> None:
@@ -217,21 +215,10 @@ def test_what_another_is_writing_is_left_to_it(tmp_path: Path) -> None:
     with replacing(path) as part:
         part.write_text("first")
         write_text(path, "second")
-        remove_leftovers(tmp_path)
         assert path.read_text() == "second"
         assert part.read_text() == "first"
     assert path.read_text() == "first"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
-
-
-def test_leftovers_are_removed_from_all_folders_of_a_run(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "stages", tmp_path / "members" / "0"):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".x.safetensors.1.part").touch()
-        (folder / "x.safetensors").touch()
-    remove_leftovers(tmp_path)
-    assert not list(tmp_path.rglob("*.part"))
-    assert len(list(tmp_path.rglob("x.safetensors"))) == 3
 
 
 def test_storage_errors_are_the_users_to_cure() -> None:

@@ -18,6 +18,7 @@ from density_softmax import __version__
 from density_softmax.cli import experiments, main
 from density_softmax.cli.terminal import Terminal
 from density_softmax.engine.progress import Bars
+from density_softmax.files import PART
 from density_softmax.recipes import prepare
 from density_softmax.runs.rows import read_rows
 from density_softmax.runs.run import Run
@@ -328,15 +329,11 @@ def test_a_folder_of_other_things_is_refused(monkeypatch, tmp_path, capsys):
     assert (tmp_path / "letter.txt").read_text() == "mine"
 
 
-def test_what_a_killed_run_was_writing_is_removed_when_it_continues(monkeypatch, tmp_path):
-    out = tmp_path / "run"
-    arguments = ["train", "toy", *settings(*SHORT), "--out", out]
-    assert call(monkeypatch, *arguments) == 0
-    leftovers = [out / ".epochs.csv.4711.part", out / "stages" / ".head.safetensors.0a.part"]
-    for file in leftovers:
-        file.write_text("half")
-    assert call(monkeypatch, *arguments, "--resume") == 0
-    assert not list(out.rglob("*.part"))
+def test_what_a_killed_command_was_writing_is_removed_by_the_next(run_directory, monkeypatch):
+    for folder in (run_directory, run_directory / "predictions"):
+        (folder / f".iid.safetensors.0a{PART}").write_text("half")
+    assert call(monkeypatch, "evaluate", run_directory) == 0
+    assert not list(run_directory.rglob("*.part"))
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])

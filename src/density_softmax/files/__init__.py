@@ -6,7 +6,6 @@ Nothing is ever unpickled: tensors are kept as safetensors. `files.tables` reads
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# How the names of temporary files end; no other program's do.
+PART = ".density-softmax.part"
 # What Pillow may read, whatever a file is called: an EPS, for one, would start Ghostscript.
 IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
 # More pixels make an image a decompression bomb to Pillow, too.
@@ -69,15 +70,15 @@ def replacing(path: Path) -> Iterator[Path]:
     """Write a file atomically: it takes its name once complete, or vanishes.
 
     Args:
-        path: the file to create or replace; its folder is created if it does not exist. What a
-            process that was killed while writing it has left is removed.
+        path: the file to create or replace; its folder is created if it does not exist, and
+            cleared of what processes that were killed while writing have left.
 
     Yields:
         The temporary file to write to, which is locked.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(path.parent, path.name)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    _remove_leftovers(path.parent)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
     with _locked(part) as lock:
         try:
             yield part
@@ -89,16 +90,9 @@ def replacing(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Delete temporary files that killed processes have left.
-
-    Args:
-        folder: where they are.
-        name: of the file that they were to become; None is every file in the folder and below.
-    """
-    pattern = ".*.part" if name is None else f".{glob.escape(name)}.*.part"
-    for part in folder.glob(pattern) if name is not None else folder.rglob(pattern):
-        # Whoever still writes it holds a lock on it.
+def _remove_leftovers(folder: Path) -> None:
+    """Delete temporary files of killed processes: whoever still writes one holds a lock on it."""
+    for part in folder.glob(f".*{PART}"):
         with suppress(OSError), part.open("rb") as file:
             if lock_file(file, without_locks=False):
                 part.unlink()

@@ -24,7 +24,6 @@ from density_softmax.files import (
     StorageError,
     hash_tensor,
     load_tensors,
-    remove_leftovers,
     save_tensors,
     short_name,
     write_text,
@@ -222,7 +221,6 @@ class Run:
             raise UserError(f"{self.path}: is not empty and not a run; choose another --out")
         else:
             self._write_json("environment.json", describe_environment())
-        remove_leftovers(self.path)
         self._write_json("recipe.json", self._description())
 
     def checkpoints(self) -> Checkpoints:
