@@ -111,12 +111,8 @@ def compare(
         rows = {name: read(source=source, name=name) for name, source in sources.items()}
         seconds = time.perf_counter() - began
         notes += _judged(rows, reader.num_classes)
-        options = {
-            "seed": seed,
-            "fabric": fabric,
-            "engine": replace(engine, predict_batch_size=ROWS),
-        }
-        fitted = _fitted(built, rows, notes, bars, options)
+        wide = replace(engine, predict_batch_size=ROWS)
+        fitted = _fitted(built, rows, notes, bars, seed=seed, fabric=fabric, engine=wide)
     sets = tuple(shifts or ()), tuple(ood or ())
     contest = Contest(encoder, fitted, rows, *sets, DEFAULT, num_resamples, seed)
     found = contest.results()
@@ -216,11 +212,10 @@ def _fitted(
     rows: Mapping[str, Values],
     notes: list[str],
     bars: Bars,
-    options: Mapping[str, Any],
+    **options: Any,
 ) -> dict[Contender, Fitted]:
     """Every method fitted to the same features; one that cannot be is left out and noted."""
     features = {s: ArraySource(rows[s]["z"], rows[s]["y"]) for s in ("train", "heldout")}
-    options = {**options, "engine": replace(options["engine"], predict_batch_size=ROWS)}
     fit_one = partial(fit, train=features["train"], heldout=features["heldout"], features=features)
     bar, found = bars.add("methods", len(methods)), dict[Contender, Fitted]()
     for contender, method in methods.items():
