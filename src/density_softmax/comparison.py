@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -44,6 +44,8 @@ from density_softmax.types import Row, Source
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+T = TypeVar("T")
 
 RECIPE = "compare"
 # Images whose latency is measured.
@@ -109,18 +111,13 @@ def compare(
         rows = {name: read(source=source, name=name) for name, source in sources.items()}
         seconds = time.perf_counter() - began
         notes += _judged(rows, reader.num_classes)
-        options = {
-            "seed": seed,
-            "fabric": fabric,
-            "engine": replace(engine, predict_batch_size=ROWS),
-        }
-        fitted = _fitted(built, rows, notes, bars, options)
+        wide = replace(engine, predict_batch_size=ROWS)
+        fitted = _fitted(built, rows, notes, bars, seed=seed, fabric=fabric, engine=wide)
     sets = tuple(shifts or ()), tuple(ood or ())
     contest = Contest(encoder, fitted, rows, *sets, DEFAULT, num_resamples, seed)
     found = contest.results()
     if latency:
-        few = range(min(TIMED, len(sources["iid"])))
-        _add_latency(found, fitted, next(sources["iid"].read([few], fabric.device)).x)
+        _add_latency(found, fitted, sources["iid"], fabric.device)
     return Comparison(
         rows=tuple(_rows(found, seed)),
         contenders=contest.contenders,
@@ -201,15 +198,13 @@ def _built(
     encoder: Headless, configs: Mapping[Contender, MethodConfig], example: Tensor, seed: int
 ) -> tuple[dict[Contender, Method], list[str]]:
     """Every method around the network, and notes on those that cannot be built."""
-    found: dict[Contender, Method] = {}
-    notes = []
-    for contender, config in configs.items():
-        try:
-            with seeded(seed, example.device):
-                found[contender] = around(encoder, config, example)
-        except UserError as error:
-            notes.append(_left_out(contender, error))
-    return found, notes
+    notes: list[str] = []
+    with seeded(seed, example.device):
+        tried = {
+            contender: _attempt(partial(around, encoder, config, example), contender, notes)
+            for contender, config in configs.items()
+        }
+    return {contender: method for contender, method in tried.items() if method}, notes
 
 
 def _fitted(
@@ -217,33 +212,38 @@ def _fitted(
     rows: Mapping[str, Values],
     notes: list[str],
     bars: Bars,
-    options: Mapping[str, Any],
+    **options: Any,
 ) -> dict[Contender, Fitted]:
     """Every method fitted to the same features; one that cannot be is left out and noted."""
     features = {s: ArraySource(rows[s]["z"], rows[s]["y"]) for s in ("train", "heldout")}
+    fit_one = partial(fit, train=features["train"], heldout=features["heldout"], features=features)
     bar, found = bars.add("methods", len(methods)), dict[Contender, Fitted]()
     for contender, method in methods.items():
         bar.note(contender.label)
         began = time.perf_counter()
-        try:
-            fit(method, *features.values(), features=features, progress=False, **options)
-        except UserError as error:
-            notes.append(_left_out(contender, error))
-        else:
+        make = partial(fit_one, method, progress=False, **options)
+        if _attempt(make, contender, notes) is not None:
             found[contender] = Fitted(method, time.perf_counter() - began)
         bar.advance()
     return found
 
 
-def _left_out(contender: Contender, error: UserError) -> str:
-    """A note on a method that is not compared; without a reference there is nothing to compare."""
-    if contender.kind in (PLAIN, SCALED):
-        raise error
-    return f"{contender.label} is left out: {error}"
+def _attempt(make: Callable[[], T], contender: Contender, notes: list[str]) -> T | None:
+    """What `make` returns; a rival that is refused is noted and left out."""
+    try:
+        return make()
+    except UserError as error:
+        if contender.kind in (PLAIN, SCALED):  # without them there is nothing to compare with
+            raise
+        notes.append(f"{contender.label} is left out: {error}")
+        return None
 
 
-def _add_latency(found: Found, fitted: Mapping[Contender, Fitted], example: Tensor) -> None:
+def _add_latency(
+    found: Found, fitted: Mapping[Contender, Fitted], test: Source, device: torch.device
+) -> None:
     """The latency of every method relative to the plain network, measured in turn."""
+    example = next(test.read([range(min(TIMED, len(test)))], device)).x
     methods = {c.label: each.method for c, each in fitted.items()}
     plain = next(c.label for c in fitted if c.kind == PLAIN)
     ratios = latency_metrics(methods, plain, example)

@@ -163,16 +163,14 @@ class Contest:
 
     def _detect(self, split: str, inside: Mapping[Contender, Prediction]) -> None:
         """How well each method's own score tells an OOD set from the test set."""
-        for contender in self.fitted:
-            scores = inside[contender].epistemic, self._predict(contender, split).epistemic
-            for metric in ("auroc", "fpr95"):
-                self.found[contender][split, f"{metric}:epistemic"] = getattr(metrics, metric)(
-                    *scores
-                )
+        for contender, known in inside.items():
+            scores = known.epistemic, self._predict(contender, split).epistemic
+            values = {"auroc": metrics.auroc(*scores), "fpr95": metrics.fpr95(*scores)}
+            named = {(split, f"{name}:epistemic"): value for name, value in values.items()}
+            self.found[contender] |= named
             weights = self._weights_of(len(scores[0])), self._weights_of(len(scores[1]), 1)
-            self._keep(
-                (split, "auroc:epistemic"), contender, metrics.resampled_auroc(*scores, *weights)
-            )
+            drawn = metrics.resampled_auroc(*scores, *weights)
+            self._keep((split, "auroc:epistemic"), contender, drawn)
 
     def _subtract_default(self) -> None:
         """Differences from the default method, and between what resampling puts them."""
