@@ -1,123 +1,90 @@
-"""Uncertainty attached to trained CIFAR-10 ResNets: every rule, on corruptions and OOD sets.
+"""Every post-hoc method on trained CIFAR-10 ResNets: corruptions, OOD sets, and what it costs.
 
     python benchmarks/posthoc_cifar10.py --data DIR [--weights FILE ...] [--out DIR]
 
-DIR holds `cifar-10-batches-bin/`, `svhn/test_32x32.mat` and `cifar100_prefix.npz`; each FILE is a
+DIR holds `cifar-10-batches-bin/`, `cifar-100-binary/` and `svhn/test_32x32.mat`; each FILE is a
 safetensors file of a CIFAR ResNet with its classifier `linear`, by default those in DIR. A part
 of the test images chosen by the seed calibrates; the others, their 15 corruptions in five
-severities, SVHN and CIFAR-100 are what is reported. Features are computed once per set and serve
-all rules. Written are rows.csv, table.md and a figure, calibration.png.
+severities, SVHN and the test images of CIFAR-100 are what is reported. `ds.compare` fits and scores
+all methods; the lines with settings are other forms of Density-Softmax. For each network a folder
+holds the page, the rows and the table of the comparison; OUT/rows.csv has all rows, and
+OUT/calibration.png shows calibration against severity.
 
-With --choose no test figure is looked at: reported are the calibrating images themselves, clean and
-under the four corruptions that CIFAR-10-C calls extra. That is how the default was chosen.
+With --choose no test figure is looked at. Half of the calibrating images calibrates; the other half
+is reported, clean and under the four corruptions that CIFAR-10-C calls extra, and the OOD set is
+training images of CIFAR-100. That is how the default was chosen.
+
+The cost that is printed is the time of `compare` over that of the bare network on the same images.
+--no-neighbours leaves out methods that store training data.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import torch
-from rich.progress import track
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 import density_softmax as ds
 from cifar_resnet_accuracy import MEAN, STD, depth_of, load_classifier
 from density_softmax import metrics
-from density_softmax.data import ArraySource, hold_out
-from density_softmax.data.corruptions import (
-    CORRUPTIONS,
-    EXTRA_CORRUPTIONS,
-    SEVERITIES,
-    corrupt,
-)
+from density_softmax.data import ArraySource, find_images, hold_out
+from density_softmax.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES, corrupt
 from density_softmax.data.image_data import ImageData
-from density_softmax.engine import EngineConfig, fit
+from density_softmax.data.sources import SubsetSource
+from density_softmax.engine import EngineConfig, start
 from density_softmax.engine.passes import collect
-from density_softmax.engine.runtime import start
-from density_softmax.methods.base import Method
+from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.methods.density_softmax import DensitySoftmax
-from density_softmax.methods.deterministic import Deterministic
-from density_softmax.nn.backbones.headless import Headless
-from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
-from density_softmax.nn.softmax.scale import (
-    ConstantScale,
-    MaxScale,
-    QuantileScale,
-    RangeScale,
-    TemperatureScale,
-)
-from density_softmax.posthoc import around
+from density_softmax.nn.densities import FlowDensity
+from density_softmax.nn.softmax.scale import QuantileScale, RangeScale, TemperatureScale
+from density_softmax.posthoc import posthoc_kinds
 from density_softmax.recipes.attach import closed_form
 from density_softmax.report.style import paper_style
-from density_softmax.runs.evaluation import detection_metrics, label_metrics, mean_over_shifts
 from density_softmax.runs.rows import write_rows
 from density_softmax.training import Adam, Descent
 from density_softmax.types import Row, Source
-from posthoc_figures import SCORES, draw, tables
+from posthoc_figures import draw
 
 LAYERS = ("0.layer1", "0.layer2")
 NUM_CALIBRATION = 0.3
 BATCH_SIZE = 100  # of 500 images the features leave the cache, and a quarter more time passes
+NUM_OOD = 10_000
 EXAMPLE = torch.zeros(1, 3, 32, 32)
-CONTROLS = ("temperature_scaling", "temperature, same budget", "constant_factor")
-Found = dict[str, dict[str, float]]
 
 
-def rules() -> dict[str, DensitySoftmax.Config]:
-    """What is compared. The density that ERM and its controls carry is not used."""
-    base = closed_form(LAYERS)
-    last = dataclasses.replace(base, layers=(), energy=False)
-    shallow = dataclasses.replace(base, last=False, energy=False)
-    assert isinstance(base.scale, QuantileScale.Config)
-    exponential = dataclasses.replace(base.scale, tail="exponential")
-    power = dataclasses.replace(base.scale, tail="power")
+def variants() -> list[DensitySoftmax.Config]:
+    """Other forms of Density-Softmax than the default."""
+    last, layers = closed_form(()), closed_form(LAYERS)
+    assert isinstance(last.scale, QuantileScale.Config)
     flow = FlowDensity.Config(descent=Descent(epochs=20, optimizer=Adam(lr=1e-3)))
-    mixture = GaussianMixtureDensity.Config()
-    change = dataclasses.replace
-    return {
-        "erm": change(last, scale=ConstantScale.Config(1.0)),
-        "temperature_scaling": change(last, scale=TemperatureScale.Config()),
+    return [
+        last,
+        # The experts that do not know the classes, and the energy.
+        replace(layers, classes=False),
         # What the default may give up in-domain, given up for a higher temperature.
-        "temperature, same budget": change(last, scale=TemperatureScale.Config(base.scale.budget)),
-        # exp(−.5): the middle of the range of the paper's code, without its density.
-        "constant_factor": change(last, scale=ConstantScale.Config(0.6065)),
-        "max, last, realnvp": change(last, scale=MaxScale.Config(), density=flow),
-        "range, last, realnvp": change(last, scale=RangeScale.Config(), density=flow),
-        "quantile, last, realnvp": change(last, density=flow),
-        "quantile, last, gaussian": last,
-        "quantile, last, mixture": change(last, density=mixture),
-        "max, layers, gaussian": change(shallow, scale=MaxScale.Config()),
-        "range, layers, gaussian": change(shallow, scale=RangeScale.Config()),
-        "quantile, layers, realnvp": change(shallow, density=flow),
-        "quantile, layers, mixture": change(shallow, density=mixture),
-        "quantile, layers, gaussian": shallow,
-        "quantile, layers + energy, gaussian": change(base, last=False),
-        "quantile, both + energy, realnvp": change(base, density=flow),
-        "quantile, both + energy, mixture": change(base, density=mixture),
-        "range, both + energy, gaussian": change(base, scale=RangeScale.Config()),
-        "quantile, exponential tail": change(base, scale=exponential),
-        "quantile, power tail": change(base, scale=power),
-        "default": base,
-    }
+        replace(last, scale=TemperatureScale.Config(last.scale.budget)),
+        # The rule of the paper's code.
+        replace(last, classes=False, energy=False, density=flow, scale=RangeScale.Config()),
+    ]
 
 
 class Images:
     """The sets of the benchmark, normalised as the networks expect."""
 
     def __init__(self, root: Path, seed: int, num_images: int | None, choose: bool = False) -> None:
-        sets = () if choose else ("svhn", str(root / "cifar100_prefix.npz"))
         data = ImageData(
             train="cifar10",
-            ood=sets,
+            ood=() if choose else ("svhn", "cifar100"),
             heldout=0.02,
             augment=False,
             mean=MEAN,
@@ -126,156 +93,102 @@ class Images:
         ).load(seed)
         whole = data.splits[0].source
         assert isinstance(whole, ArraySource)
-        self.preparation = whole.preparation
+        self.preparation, self.train = whole.preparation, data.train
         tested, calibrating = hold_out(len(whole), NUM_CALIBRATION, seed)
-        self.rows = (calibrating if choose else tested)[:num_images]
+        if choose:
+            calibrating, tested = calibrating[::2], calibrating[1::2]
+        self.rows = tested[:num_images]
         self.corruptions = EXTRA_CORRUPTIONS if choose else CORRUPTIONS
-        self.bytes = whole.x[self.rows]
-        self.labels = whole.y[self.rows]
-        self.train = data.train
+        self.bytes, self.labels = whole.x[self.rows], whole.y[self.rows]
         self.calibration = ArraySource(whole.x[calibrating], whole.y[calibrating], self.preparation)
-        self.ood = {split.name: split.source for split in data.splits[1:]}
+        self.test = ArraySource(self.bytes, self.labels, self.preparation)
+        number = min(NUM_OOD, num_images or NUM_OOD)
+        self.ood = {split.name: first(split.source, number) for split in data.splits[1:]}
+        if choose:
+            near = find_images("cifar100", root).images.read("train")
+            self.ood["cifar100-train"] = ArraySource(
+                near.x[:number], near.y[:number], self.preparation
+            )
 
-    def test_sets(self) -> Iterator[tuple[str, ArraySource]]:
-        """The clean images, then each corruption of them."""
-        yield "iid", ArraySource(self.bytes, self.labels, self.preparation)
+    def shifts(self, severities: tuple[int, ...] = SEVERITIES) -> dict[str, Source]:
+        """Every corruption of the test images, by the names of their splits."""
         images = np.ascontiguousarray(self.bytes.permute(0, 2, 3, 1).numpy())
+        found: dict[str, Source] = {}
         for kind in self.corruptions:
-            for severity in SEVERITIES:
+            for severity in severities:
                 changed = corrupt(images, kind, severity, indices=self.rows.numpy())
                 x = torch.from_numpy(np.ascontiguousarray(changed.transpose(0, 3, 1, 2)))
                 source = ArraySource(x, self.labels, self.preparation)
-                yield f"cifar10-c/{kind}/{severity}", source
-
-
-class Network:
-    """One trained network, its features of every set, and the rules fitted on them."""
-
-    def __init__(self, file: Path, images: Images, engine: EngineConfig) -> None:
-        self.state = load_file(file)
-        self.name = f"resnet{depth_of(self.state)}"
-        self.images, self.engine = images, engine
-        model = self.copy()
-        self.fabric = start(engine)
-        began = time.perf_counter()
-        self.default = ds.attach(
-            model,
-            head="1",
-            train=images.train,
-            calibration=images.calibration,
-            layers=LAYERS,
-            engine=engine,
-        )
-        self.attach_seconds = time.perf_counter() - began
-
-        self.fit_seconds: dict[str, float] = {}
-
-    def features(self, source: Source) -> ArraySource:
-        """Last features and, behind them, those of the layers."""
-        rows = collect(
-            self.fabric,
-            source,
-            lambda batch: {"z": self.default.features(batch.x), "y": batch.y},
-            batch_size=BATCH_SIZE,
-        )
-        return ArraySource(rows["z"], rows["y"])
-
-    def fitted(self, known: dict[str, ArraySource]) -> dict[str, DensitySoftmax]:
-        """Every rule, from the same features."""
-        methods = {}
-        for name, config in track(rules().items(), description=f"{self.name}: rules"):
-            # A copy each: timed in turn, none finds its weights in the cache of another.
-            method = around(Headless(self.copy(), "1"), config, EXAMPLE)
-            assert isinstance(method, DensitySoftmax)
-            width = None if config.layers else method.num_features
-            features = {k: ArraySource(v.x[:, :width], v.y) for k, v in known.items()}
-            sources = self.images.train, self.images.calibration
-            began = time.perf_counter()
-            fit(method, *sources, features=features, engine=self.engine, progress=False)
-            self.fit_seconds[name] = time.perf_counter() - began
-            methods[name] = method
-        return methods
-
-    def evaluate(self, repeats: int) -> dict[str, Found]:
-        """Metrics of every rule on every set, and its cost."""
-        sets = {"train": self.images.train, "heldout": self.images.calibration}
-        began = time.perf_counter()
-        known = {name: self.features(source) for name, source in sets.items()}
-        pass_seconds = time.perf_counter() - began
-        methods = self.fitted(known)
-        found = self.quality(methods)
-        latencies = self.latencies(methods, repeats)
-        for name, ratio in latencies.items():
-            found[name]["cost"] = {"latency_ratio:1": ratio}
-            if name not in ("erm", *CONTROLS):
-                seconds = pass_seconds + self.fit_seconds[name]
-                found[name]["cost"]["attach_seconds"] = seconds
-        found["default"]["cost"]["attach_seconds"] = self.attach_seconds
-        found["default"]["cost"] |= self.exported_latency(repeats)
-        return {name: splits | mean_over_shifts(splits) for name, splits in found.items()}
-
-    def quality(self, methods: dict[str, DensitySoftmax]) -> dict[str, Found]:
-        """Metrics of every rule on every set."""
-        found: dict[str, Found] = {name: {} for name in methods}
-        inside: dict[str, ds.Prediction] = {}
-        total = 1 + len(self.images.corruptions) * len(SEVERITIES)
-        tests = track(self.images.test_sets(), description=f"{self.name}: test sets", total=total)
-        for split, source in tests:
-            features = self.features(source)
-            for name, method in methods.items():
-                prediction = predict(method, features.x)
-                inside.setdefault(name, prediction)
-                found[name][split] = label_metrics(prediction, features.y)
-        for split, foreign in self.images.ood.items():
-            features = self.features(foreign)
-            for name, method in methods.items():
-                detected = detection_metrics(inside[name], predict(method, features.x))
-                # What the controls carry is not theirs.
-                own = ("confidence", "entropy") if name in ("erm", *CONTROLS) else SCORES
-                kept = {key: value for key, value in detected.items() if key.endswith(own)}
-                found[name][split] = kept
+                found[f"cifar10-c/{kind}/{severity}"] = source
         return found
 
-    def latencies(self, methods: dict[str, DensitySoftmax], repeats: int) -> dict[str, float]:
-        """Eager latency at batch 1 relative to the model alone."""
-        plain, x = self.copy(), torch.randn_like(EXAMPLE)
-        # The controls are the model and a division: their own methods carry an unused density.
-        calls: dict[str, Callable[[], object]] = {
-            name: partial(m, x) for name, m in methods.items()
-        }
-        calls |= {name: lambda: (plain(x) / 2.0).softmax(-1) for name in CONTROLS}
-        calls["erm"] = lambda: plain(x).softmax(-1)
-        with torch.inference_mode():
-            measured = metrics.interleaved_latency(calls, repeats=repeats, warmup=20)
-        return metrics.latency_ratio(measured, "erm")
 
-    def exported_latency(self, repeats: int) -> dict[str, float]:
-        """The default as an ONNX graph at batch 1, relative to the model exported and as it is."""
-        plain, x = self.copy(), torch.randn_like(EXAMPLE)
-        encoder = Headless(self.copy(), "1")
-        alone = Deterministic(encoder, self.default.num_classes, example=EXAMPLE)
-        alone.head.linear = encoder.head
-        alone.mark_fitted()
-        with tempfile.TemporaryDirectory() as folder:
-            graphs = {
-                "exported": exported(alone, Path(folder) / "erm.onnx"),
-                "default": exported(self.default, Path(folder) / "default.onnx"),
-            }
-        calls: dict[str, Callable[[], object]] = {
-            name: partial(graph.run, None, {graph.get_inputs()[0].name: x.numpy()})
-            for name, graph in graphs.items()
-        }
-        calls["eager"] = lambda: plain(x).softmax(-1)
-        with torch.inference_mode():
-            measured = metrics.interleaved_latency(calls, repeats=repeats, warmup=20)
-        return {
-            f"exported_latency:{name}": metrics.latency_ratio(measured, name)["default"]
-            for name in ("exported", "eager")
-        }
+def first(source: Source, number: int) -> Source:
+    """The first samples of a set."""
+    return source if number >= len(source) else SubsetSource(source, list(range(number)))
 
-    def copy(self) -> nn.Module:
-        """The network, with weights of its own."""
-        return load_classifier(self.state)
+
+def compare(
+    model: nn.Module, images: Images, shifts: dict[str, Source], args: argparse.Namespace
+) -> ds.Comparison:
+    """All methods on one network, with the cost of comparing them."""
+    engine = EngineConfig(accelerator="cpu", predict_batch_size=BATCH_SIZE)
+    train = images.train if args.train is None else first(images.train, args.train)
+    sets = [train, images.calibration, images.test, *shifts.values(), *images.ood.values()]
+    bare = bare_seconds(model, sets, engine)
+    began = time.perf_counter()
+    report = ds.compare(
+        model,
+        head="1",
+        train=train,
+        calibration=images.calibration,
+        test=images.test,
+        shifts=shifts,
+        ood=images.ood,
+        methods=[*kinds(args.no_neighbours), *variants()],
+        layers=LAYERS,
+        latency=args.latency,
+        seed=args.seed,
+        engine=engine,
+    )
+    seconds = time.perf_counter() - began
+    print(report)
+    print(f"compare {seconds:.1f} s, bare network {bare:.1f} s: ratio {seconds / bare:.2f}")
+    return report
+
+
+def kinds(without_neighbours: bool) -> list[str]:
+    """The kinds of methods to compare."""
+    stored = [kind for kind in posthoc_kinds() if MethodConfig.members[kind].stores_data]
+    return [kind for kind in posthoc_kinds() if not (without_neighbours and kind in stored)]
+
+
+def bare_seconds(model: nn.Module, sources: list[Source], engine: EngineConfig) -> float:
+    """What the network alone takes for all images."""
+    fabric, model = start(engine), model.eval()
+    began = time.perf_counter()
+    for source in sources:
+        collect(fabric, source, lambda batch: {"logits": model(batch.x)}, BATCH_SIZE)
+    return time.perf_counter() - began
+
+
+def exported_latency(model: nn.Module, images: Images, repeats: int) -> dict[str, float]:
+    """The default as an ONNX graph at batch 1, relative to the exported network."""
+    some = {"train": first(images.train, 2000), "calibration": images.calibration}
+    attach = partial(ds.attach, model, head="1", **some, progress=False)
+    plain, default = attach(method="max_softmax"), attach(layers=LAYERS)
+    x = torch.randn_like(EXAMPLE).numpy()
+    with tempfile.TemporaryDirectory() as folder:
+        graphs = {
+            "plain": exported(plain, Path(folder) / "plain.onnx"),
+            "default": exported(default, Path(folder) / "default.onnx"),
+        }
+    calls: dict[str, Callable[[], object]] = {
+        name: partial(graph.run, None, {graph.get_inputs()[0].name: x})
+        for name, graph in graphs.items()
+    }
+    measured = metrics.interleaved_latency(calls, repeats=repeats, warmup=20)
+    return {"exported_latency:1": metrics.latency_ratio(measured, "plain")["default"]}
 
 
 def exported(method: Method, path: Path) -> onnxruntime.InferenceSession:
@@ -286,49 +199,27 @@ def exported(method: Method, path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-@torch.no_grad()
-def predict(method: DensitySoftmax, features: Tensor) -> ds.Prediction:
-    """The prediction from features of which the method may read only the first columns."""
-    width = max(columns.stop for columns in method.typicality.columns)
-    return method.predict_features(features[:, : max(method.num_features, width)])
-
-
-def as_rows(network: str, seed: int, found: dict[str, Found]) -> list[Row]:
-    """Every figure as a row; the recipe is the network."""
-    return [
-        Row(
-            f"posthoc_cifar10/{network}",
-            name if name in ("erm", *CONTROLS) else "density_softmax",
-            name,
-            seed,
-            split,
-            metric,
-            value,
-        )
-        for name, splits in found.items()
-        for split, values in splits.items()
-        for metric, value in values.items()
-    ]
-
-
 def main() -> None:
     """Evaluate every network and write rows, tables and a figure."""
     args = parse()
     torch.set_num_threads(args.threads)
-    engine = EngineConfig(accelerator="cpu", predict_batch_size=BATCH_SIZE)
     images = Images(args.data, args.seed, args.images, args.choose)
+    shifts = images.shifts(args.severities)
     rows: list[Row] = []
     for file in args.weights:
-        network = Network(file, images, engine)
-        found = network.evaluate(args.repeats)
-        rows += as_rows(network.name, args.seed, found)
-        print(tables(rows, network.name))
+        state = load_file(file)
+        name, model = f"resnet{depth_of(state)}", load_classifier(state)
+        report = compare(model, images, shifts, args)
+        report.save(args.out / name)
+        rows += [row._replace(recipe=f"posthoc_cifar10/{name}") for row in report.rows]
+        if args.latency:
+            costs = exported_latency(model, images, args.repeats)
+            label = (f"posthoc_cifar10/{name}", "density_softmax", "default", args.seed, "cost")
+            rows += [Row(*label, metric, value) for metric, value in costs.items()]
+            print(costs)
         write_rows(args.out / "rows.csv", rows)
-    names = dict.fromkeys(row.recipe.partition("/")[2] for row in rows)
-    text = "\n".join(tables(rows, name) for name in names)
-    (args.out / "table.md").write_text(text, encoding="utf-8")
     with paper_style():
-        draw(rows, list(names)).savefig(args.out / "calibration.png", dpi=200)
+        draw(rows).savefig(args.out / "calibration.png", dpi=200)
 
 
 def parse() -> argparse.Namespace:
@@ -340,7 +231,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, nargs="+", metavar="FILE", default=[])
     parser.add_argument("--out", type=Path, default=Path("runs/posthoc_cifar10"))
     parser.add_argument("--images", type=int, help="how many to report on; all if not given")
+    parser.add_argument("--train", type=int, help="how many to train on; all if not given")
+    parser.add_argument("--severities", type=int, nargs="+", default=list(SEVERITIES))
     parser.add_argument("--choose", action="store_true", help="report no test image")
+    parser.add_argument("--no-neighbours", action="store_true")
+    parser.add_argument("--latency", action="store_true", help="measure it; on a quiet machine")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=300, help="rounds of the latency")
