@@ -23,7 +23,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ import density_softmax as ds
 from cifar_resnet_accuracy import MEAN, STD, depth_of, load_classifier
 from density_softmax import metrics
 from density_softmax.data import ArraySource, find_images, hold_out
+from density_softmax.data import Images as ImageArrays
 from density_softmax.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES, corrupt
 from density_softmax.data.image_data import ImageData
 from density_softmax.data.sources import SubsetSource
@@ -106,11 +107,11 @@ class Images:
         self.ood = {split.name: first(split.source, number) for split in data.splits[1:]}
         if choose:
             near = find_images("cifar100", root).images.read("train")
-            self.ood["cifar100-train"] = ArraySource(
-                near.x[:number], near.y[:number], self.preparation
-            )
+            assert isinstance(near, ImageArrays)
+            x, y = near.x[:number], near.y[:number]
+            self.ood["cifar100-train"] = ArraySource(x, y, self.preparation)
 
-    def shifts(self, severities: tuple[int, ...] = SEVERITIES) -> dict[str, Source]:
+    def shifts(self, severities: Sequence[int] = SEVERITIES) -> dict[str, Source]:
         """Every corruption of the test images, by the names of their splits."""
         images = np.ascontiguousarray(self.bytes.permute(0, 2, 3, 1).numpy())
         found: dict[str, Source] = {}
@@ -174,8 +175,14 @@ def bare_seconds(model: nn.Module, sources: list[Source], engine: EngineConfig) 
 
 def exported_latency(model: nn.Module, images: Images, repeats: int) -> dict[str, float]:
     """The default as an ONNX graph at batch 1, relative to the exported network."""
-    some = {"train": first(images.train, 2000), "calibration": images.calibration}
-    attach = partial(ds.attach, model, head="1", **some, progress=False)
+    attach = partial(
+        ds.attach,
+        model,
+        head="1",
+        train=first(images.train, 2000),
+        calibration=images.calibration,
+        progress=False,
+    )
     plain, default = attach(method="max_softmax"), attach(layers=LAYERS)
     x = torch.randn_like(EXAMPLE).numpy()
     with tempfile.TemporaryDirectory() as folder:
