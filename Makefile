@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs check format bench clean
+.PHONY: help setup demo test test-lowest docs check format bench clean
 
 help: ## list the commands
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 setup: $(VENV)/.installed ## create .venv with the tested versions of everything
 
@@ -21,6 +21,21 @@ demo: setup ## train on two moons, write figures and a report to runs/demo
 
 test: setup ## run the tests
 	$(BIN)/pytest
+
+# The lowest versions that pyproject.toml allows of everything it names, extras included. On Linux,
+# torch from PyPI brings 4 GB of CUDA libraries; `make test-lowest TORCH=2.13.0` takes another one.
+LOWEST := .venv-lowest
+
+test-lowest: $(LOWEST)/.installed ## run the tests with the lowest versions of everything
+	$(LOWEST)/bin/pytest
+
+$(LOWEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(LOWEST)
+	grep -oE '"[A-Za-z0-9-]+(\[[a-z,]+\])?>=[0-9.]+' pyproject.toml \
+	  | sed -E 's/"([^[>]+)(\[.*\])?>=/\1==/' > $(LOWEST)/lowest.txt
+	$(if $(TORCH),sed -i.bak 's/^torch==.*/torch==$(TORCH)/' $(LOWEST)/lowest.txt)
+	$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/lowest.txt --editable '.[dev]'
+	@touch $@
 
 docs: setup ## build the documentation into site/, with every warning an error
 	@# Not --quiet: it hides warnings from --strict, too.
@@ -43,4 +58,4 @@ bench: setup ## run the benchmarks that need no downloaded data
 	$(BIN)/python benchmarks/corruption_speed.py
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) runs site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) runs site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from rich.progress import track
 
-from density_softmax.nn.softmax.head import fit_temperature, nll_of_logits
-from density_softmax.report.frame import sort_runs
+from density_softmax.nn.softmax.head import fit_temperature, nll_of_samples
+from density_softmax.report.selection import sort_runs
 from density_softmax.runs.evaluation import label_metrics, mean_over_shifts
 from density_softmax.runs.rows import write_rows
 from density_softmax.runs.run import Run, find_runs
@@ -52,7 +52,7 @@ def of_split(run: Run, split: str) -> dict[str, float]:
     """The metrics of one type and severity, and its NLL with the best temperature."""
     prediction, y = run.prediction(split)
     logits = prediction.probs.double().clamp_min(SMALLEST).log()
-    calibrated = nll_of_logits(logits / fit_temperature(logits, y), y)
+    calibrated = nll_of_samples(logits / fit_temperature(logits, y), y).mean().item()
     return {**label_metrics(prediction, y), "calibrated_nll": calibrated}
 
 

@@ -59,6 +59,8 @@ def main() -> None:
             )
         only_learned = replace(recipe, data=replace(recipe.data, shifts=(), ood=()))
         data = only_learned.load_data(seed)
+        if data.heldout is None:
+            raise SystemExit(f"{path}: held nothing out; give a run with data.heldout above 0")
         sources = sets(data.train, data.heldout, args.images)
         for setting, found in compare(method, sources, args):
             values = " | ".join(f"{value:.4f}" for value in found.values())

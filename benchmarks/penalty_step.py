@@ -40,7 +40,7 @@ PENALTIES: dict[str, PenaltyConfig] = {
     "frobenius (default)": FrobeniusPenalty.Config(),
     "frobenius, freeze_norm=false": FrobeniusPenalty.Config(freeze_norm=False),
     "frobenius, num_projections=2": FrobeniusPenalty.Config(num_projections=2),
-    "spectral": SpectralPenalty.Config(),
+    "spectral (10 iterations)": SpectralPenalty.Config(),
     "spectral, iterations=1": SpectralPenalty.Config(iterations=1),
     "sum": SumPenalty.Config(),
     f"frobenius, every={EVERY}": FrobeniusPenalty.Config(every=EVERY),

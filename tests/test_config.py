@@ -215,6 +215,12 @@ def test_override_of_one_part_of_a_family_member_keeps_the_others() -> None:
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
+        ("copies=", "'copies=' has no value; for none at all write copies=null"),
+        ("copies= ", "'copies= ' has no value"),
+        ("color=red", "color: unknown name 'color'; did you mean pen.color?"),
+        ("Radius=2", "Radius: unknown name 'Radius'; did you mean shape.radius?"),
+        ("zzz.color=red", "zzz.color: unknown name 'zzz'; there are: copies, "),
+        ("Copies=2", "Copies: unknown name 'Copies'; did you mean copies?"),
         ("copies", "'copies' is not of the form path=value"),
         ("=1", "'=1' is not of the form path=value"),
         ("copis=1", "copis: unknown name 'copis'; did you mean 'copies'? there are: copies, "),

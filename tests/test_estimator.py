@@ -18,8 +18,8 @@ from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from density_softmax import DensitySoftmaxClassifier
+from density_softmax.data.sources import hold_out_by_class
 from density_softmax.errors import UserError
-from density_softmax.estimator import _hold_out
 from density_softmax.nn.densities import GaussianMixtureDensity, TiedMixtureDensity
 
 
@@ -99,11 +99,15 @@ def test_where_probabilities_are_equal_the_label_is_still_that_of_the_logits(on_
     np.testing.assert_array_equal(labels, on_moons.predict_proba(far).argmax(-1))
 
 
-def test_uncertainty_is_entropy_of_the_logits_and_minus_log_density(on_moons, moons):
+def test_uncertainty_is_entropy_of_the_logits_and_minus_the_score_of_samples(on_moons, moons):
     aleatoric, epistemic = on_moons.uncertainty(moons[0])
     np.testing.assert_array_equal(epistemic, -on_moons.score_samples(moons[0]))
     # Rows of typical density keep the plain softmax, whose entropy is the aleatoric part.
-    typical = epistemic < np.median(epistemic)
+    model = on_moons.model_
+    with torch.no_grad():
+        _, evidence = model.logits_and_evidence(model.features(torch.tensor(moons[0])))
+    typical = (evidence.log_prob >= model.scale.threshold).numpy()
+    assert typical.mean() > 0.8
     probs = on_moons.predict_proba(moons[0])[typical]
     entropy = -(probs * np.log(probs)).sum(1)
     np.testing.assert_allclose(entropy, aleatoric[typical], atol=1e-5)
@@ -221,7 +225,7 @@ def test_the_scale_that_is_served_is_the_one_that_was_fitted(seed):
     rows = np.arange(200) % 4
     model = DensitySoftmaxClassifier(random_state=seed).fit(corners[rows], rows).model_
     with torch.no_grad():
-        _, log_prob = model.logits_and_log_prob(model.features(torch.tensor(corners)))
+        _, (log_prob, _) = model.logits_and_evidence(model.features(torch.tensor(corners)))
         served = model.scale(log_prob)
         assert log_prob.dtype == served.dtype == torch.float64
         assert torch.equal(served, model.scale.log_factor(log_prob).exp())
@@ -277,9 +281,10 @@ def test_settings_that_make_no_sense_are_named(settings, message, moons):
 
 
 def test_the_mixture_shares_a_covariance_unless_every_class_has_rows_enough(moons):
-    assert isinstance(quick(width=64).fit(*moons).model_.density, GaussianMixtureDensity)
+    mixture = quick(width=64, density="gaussian_mixture")
+    assert isinstance(mixture.fit(*moons).model_.density, GaussianMixtureDensity)
     X, y = (part[:100] for part in moons)
-    assert isinstance(quick(width=64).fit(X, y).model_.density, TiedMixtureDensity)
+    assert isinstance(mixture.fit(X, y).model_.density, TiedMixtureDensity)
     own = GaussianMixtureDensity.Config(tied=False)
     classifier = quick(width=64, density=own).fit(X, y)
     assert isinstance(classifier.model_.density, GaussianMixtureDensity)
@@ -386,7 +391,7 @@ def test_a_grid_search_finds_the_better_setting(moons):
 )
 def test_every_class_is_trained_on_and_held_out_by_its_share(counts, fraction, seed):
     y = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
-    train, heldout = _hold_out(y, fraction, seed)
+    train, heldout = hold_out_by_class(y, fraction, seed)
     np.testing.assert_array_equal(np.sort(np.concatenate([train, heldout])), np.arange(len(y)))
     assert set(y[train]) == set(y)
     spare = len(y) - len(counts)

@@ -1,5 +1,11 @@
 import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,12 +16,16 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor, nn
 
+from density_softmax import files
 from density_softmax.errors import DataError, UserError
 from density_softmax.files import (
     IMAGE_FORMATS,
     StorageError,
+    decode,
+    image_size,
     load_tensors,
     read_image,
+    replacing,
     save_tensors,
     write_text,
 )
@@ -180,6 +190,37 @@ def test_file_in_the_place_of_a_folder_is_reported(tmp_path: Path) -> None:
         write_text(tmp_path / "taken" / "file", "x")
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from density_softmax.files import replacing
+with replacing(Path(sys.argv[1])) as part:
+    part.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_was_writing_is_removed_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "out[1].csv"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (tmp_path / ".film.part").write_text("of another program")
+    assert len(list(tmp_path.iterdir())) == 2
+    write_text(tmp_path / "other", "whole")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"other", ".film.part"}
+
+
+def test_what_another_is_writing_is_left_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with replacing(path) as part:
+        part.write_text("first")
+        write_text(path, "second")
+        assert path.read_text() == "second"
+        assert part.read_text() == "first"
+    assert path.read_text() == "first"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
 def test_storage_errors_are_the_users_to_cure() -> None:
     assert issubclass(StorageError, UserError)
 
@@ -200,3 +241,46 @@ def test_only_raster_formats_are_read_whatever_a_file_is_called(tmp_path: Path) 
     for name in IMAGE_FORMATS:
         image.save(tmp_path / f"{name}.png", format=name)
         assert read_image(tmp_path / f"{name}.png", channels=3).size == (4, 4)
+
+
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("L", (50, 40)).save(tmp_path / "large.png")
+    monkeypatch.setattr(files, "MAX_PIXELS", 1999)
+    monkeypatch.setattr(files, "_converted", lambda *_: pytest.fail("decoded"))
+    for read in (lambda path: decode(path, 3, 8, 8), lambda path: read_image(path, 3), image_size):
+        with pytest.raises(
+            DataError, match=r"large\.png: .*50×40 pixels, more than 1,999: save it"
+        ):
+            read(tmp_path / "large.png")
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "P", "L", "RGB"])
+def test_images_in_memory_at_a_time_are_bounded_by_their_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    sizes = [(30, 30), (20, 20), (60, 60), (10, 10)] * 5
+    paths = [tmp_path / f"{n}.png" for n in range(len(sizes))]
+    for path, size in zip(paths, sizes, strict=True):
+        Image.new(mode, size).save(path)
+    lock, held, most = threading.Lock(), [0], [0]
+    convert = files._converted
+
+    def converted(image: Image.Image, channels: int) -> Image.Image:
+        pixels = image.width * image.height
+        with lock:
+            held[0] += pixels
+            most[0] = max(most[0], held[0])
+            assert held[0] <= 1300 or held[0] == pixels
+        time.sleep(0.002)
+        with lock:
+            held[0] -= pixels
+        return convert(image, channels)
+
+    monkeypatch.setattr(files, "_converted", converted)
+    monkeypatch.setattr(files, "_DECODING", files._Budget(1300))
+    with ThreadPoolExecutor(8) as pool:
+        shapes = [x.shape for x in pool.map(lambda path: decode(path, 3, 8, 8), paths)]
+    assert shapes == [(3, 8, 8)] * len(sizes)
+    assert most[0] == 3600

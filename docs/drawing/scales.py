@@ -51,7 +51,7 @@ def fitted(scale: Scale, log_prob: Tensor) -> Scale:
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(len(log_prob), 10, generator=generator)
     y = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
-    scale.fit(log_prob, logits, y)
+    scale.fit(lambda rows: log_prob, logits, y)
     return scale
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from density_softmax.engine import Checkpoints, fit, start
+from density_softmax.engine.descent import check_heldout
 from density_softmax.engine.runtime import on_first_process
 from density_softmax.methods.base import Method
 from density_softmax.runs.evaluation import (
@@ -46,8 +47,9 @@ def run(
     """
     fabric = start(run.recipe.engine)
     data = run.data  # before anything is written: they may be missing
-    on_first_process(fabric, lambda: run.claim(resume=resume))
     method = run.build(data.task)
+    check_heldout(method.stages(), data.heldout)
+    on_first_process(fabric, lambda: run.claim(resume=resume))
     record = train(fabric, run, method, share=share, progress=progress)
     if not evaluated:
         return []

@@ -7,7 +7,6 @@ The config of a part is a dataclass inside the part. Where several parts can sta
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import types
@@ -15,11 +14,14 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from density_softmax.errors import UserError
+from density_softmax.errors import UserError, choices
 from density_softmax.lazy import import_modules
 
 C = TypeVar("C")
 F = TypeVar("F", bound="Family")
+
+# Of the paths that a message suggests, so many are named.
+NUM_SUGGESTED = 5
 
 
 class ConfigError(UserError):
@@ -37,6 +39,19 @@ def at_least(settings: object, **bounds: float) -> None:
         value = getattr(settings, name)
         if value is not None and value < bound:
             raise ConfigError(f"{name}={value}: choose {bound} or more")
+
+
+def shares(settings: object, *names: str) -> None:
+    """Refuse a field that is no share below 1.
+
+    Args:
+        settings: a config.
+        names: of fields that must be 0 or more and less than 1; None is accepted.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not 0 <= value < 1:
+            raise ConfigError(f"{name}={value}: choose 0 or more and less than 1")
 
 
 def local(default: Any) -> Any:
@@ -205,11 +220,13 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
     Args:
         text: the value is read as JSON where it is JSON (numbers, lists, true, null), and is the
-            text itself otherwise.
+            text itself otherwise. An empty text is written `path=""`.
     """
     path, equals, value = text.partition("=")
     if not equals or not path:
         raise ConfigError(f"'{text}' is not of the form path=value")
+    if not value.strip():
+        raise ConfigError(f"'{text}' has no value; for none at all write {path}=null")
     return path, _parse(value)
 
 
@@ -220,7 +237,7 @@ def assignment(path: str, value: Any) -> str:
         path: such as `method.scale`.
         value: a JSON value.
     """
-    as_it_is = isinstance(value, str) and _parse(value) == value
+    as_it_is = isinstance(value, str) and value.strip() and _parse(value) == value
     return f"{path}={value if as_it_is else json.dumps(value)}"
 
 
@@ -241,7 +258,7 @@ def _changed(config: Any, changes: Mapping[tuple[str, ...], Any], path: str) -> 
     for name in dict.fromkeys(keys[0] for keys in changes):
         here = _join(path, name)
         if name not in names:
-            raise ConfigError(_unknown(here, name, names))
+            raise ConfigError(_unknown_path(config, path, min(k for k in changes if k[0] == name)))
         inner = {keys[1:]: value for keys, value in changes.items() if keys[0] == name}
         part = getattr(config, name)
         if () in inner:
@@ -352,10 +369,28 @@ def _member(family: type[Family], kind: Any, path: str) -> type[Family]:
 
 
 def _unknown(path: str, name: Any, known: typing.Iterable[str]) -> str:
-    known = sorted(known)
-    close = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{path}: unknown name '{name}'; {hint}there are: {', '.join(known)}"
+    return f"{path}: unknown name '{name}'; {choices(name, sorted(known))}"
+
+
+def _unknown_path(config: Any, path: str, keys: tuple[str, ...]) -> str:
+    """A message about keys that begin with no entry of `config`, which stands at `path`."""
+    ending = f".{'.'.join(keys)}".lower()
+    found = [p for p in _paths(config, path) if f".{p}".lower().endswith(ending)]
+    if not found:
+        names = [field.name for field in dataclasses.fields(config)]
+        return _unknown(_join(path, ".".join(keys)), keys[0], names)
+    more = ["..."] if len(found) > NUM_SUGGESTED else []
+    suggested = " or ".join([*found[:NUM_SUGGESTED], *more])
+    return f"{_join(path, '.'.join(keys))}: unknown name '{keys[0]}'; did you mean {suggested}?"
+
+
+def _paths(config: Any, path: str) -> Iterator[str]:
+    """The paths of all entries at and below a config."""
+    for field in dataclasses.fields(config):
+        here, value = _join(path, field.name), getattr(config, field.name)
+        yield here
+        if dataclasses.is_dataclass(value):
+            yield from _paths(value, here)
 
 
 def _no_parts(path: str, name: str, value: Any) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, SupportsFloat, TypeAlias
 
@@ -21,22 +22,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from density_softmax.config import from_dict
+from density_softmax.data.sources import Indices, hold_out_by_class
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.errors import UserError
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import DensityConfig, GaussianMixtureDensity
-from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
-from density_softmax.nn.softmax.scale import QuantileScale
-from density_softmax.training import Adam, Descent, Estimate, OneCycle
+from density_softmax.recipes.table import (
+    DENSITY_SOFTMAX,
+    ENCODER,
+    HELDOUT,
+    OPTIMIZER,
+    PENALTY,
+    TRAIN,
+)
+from density_softmax.training import Estimate
 from density_softmax.types import Batch, Prediction
 
 Floats: TypeAlias = NDArray[np.float64]
-Indices: TypeAlias = NDArray[np.intp]
 
-# The least training if `epochs` is None: tables of a hundred rows need the steps, tables of a
-# hundred thousand the epochs.
-MIN_STEPS, MIN_EPOCHS = 200, 20
 # Rows predicted at a time.
 ROWS = 4096
 # Added to the likeliest class, because float32 may not tell probabilities apart.
@@ -62,10 +66,11 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         learning_rate: peak learning rate of Adam, on a one-cycle schedule.
         gradient_penalty: how strongly the network's Jacobian norm is pulled to 1 (λ of Eq. 4),
             so that distances between rows survive in the features; 0 turns it off.
-        density: of the features. "gaussian_mixture" has a Gaussian per class, each with its own
-            covariance if every class has more training rows than `width` and with a shared one
-            otherwise; "gaussian" is a single one; "radial" and "realnvp" are flows, slower to
-            train. A config from `density_softmax.nn.densities` is used as it is.
+        density: of the features, beside the experts that know the classes. "gaussian" is a single
+            one; "gaussian_mixture" has a Gaussian per class, each with its own covariance if every
+            class has more training rows than `width` and with a shared one otherwise; "radial" and
+            "realnvp" are flows, slower to train. A config from `density_softmax.nn.densities` is
+            used as it is.
         validation_fraction: share of the rows that is held out. Every class keeps a row to train
             on; if no class has a second one, the training rows calibrate as well.
         random_state: a number or a RandomState makes `fit` repeatable. None takes a seed from the
@@ -95,14 +100,14 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
     def __init__(
         self,
         *,
-        width: int = 64,
-        depth: int = 2,
+        width: int = ENCODER.width,
+        depth: int = ENCODER.depth,
         epochs: int | None = None,
-        batch_size: int = 64,
-        learning_rate: float = 1e-2,
-        gradient_penalty: float = 1e-2,
-        density: str | DensityConfig = "gaussian_mixture",
-        validation_fraction: float = 0.2,
+        batch_size: int = TRAIN.batch_size,
+        learning_rate: float = OPTIMIZER.lr,
+        gradient_penalty: float = PENALTY.weight,
+        density: str | DensityConfig = DENSITY_SOFTMAX.density.kind,
+        validation_fraction: float = HELDOUT,
         random_state: int | np.random.RandomState | None = None,
         device: str = "cpu",
         verbose: int = 0,
@@ -127,7 +132,8 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         # For None, check_random_state would return the global generator.
         state = np.random.RandomState() if self.random_state is None else self.random_state
         seed = int(check_random_state(state).randint(np.iinfo(np.int32).max))
-        train, heldout = _hold_out(y, self.validation_fraction, seed)
+        fraction = _share("validation_fraction", self.validation_fraction)
+        train, heldout = hold_out_by_class(y, fraction, seed)
         self.model_ = self._trained(X, y, train, heldout if len(heldout) else train, seed)
         self.heldout_epistemic_ = np.sort(self._serve(X[heldout]).epistemic.numpy())
         return self
@@ -158,7 +164,7 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         return labels
 
     def score_samples(self, X: Any) -> Floats:
-        """Return the log density of each row's features: low if unlike the training data.
+        """Return minus the epistemic uncertainty of each row: low if unlike the training data.
 
         It is −inf where a row is too far away for the density to be computed.
         """
@@ -168,7 +174,7 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         """Return aleatoric and epistemic uncertainty of each row.
 
         The first is the entropy in nats of the softmax before the density scales it, which more
-        data would not remove; the second is minus the log density.
+        data would not remove; the second is the sum of surprises of all experts.
         """
         _, aleatoric, epistemic = self._prediction(X)
         return aleatoric.numpy(), epistemic.numpy()
@@ -205,23 +211,20 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             return DensitySoftmax(encoder, len(class_counts), config)
 
     def _config(self, class_counts: Indices) -> DensitySoftmax.Config:
-        batch_size = _integer("batch_size", self.batch_size, 1)
-        num_steps = math.ceil(class_counts.sum() / batch_size)
-        epochs = max(MIN_EPOCHS, math.ceil(MIN_STEPS / num_steps))
+        train = TRAIN
+        if self.epochs is not None:
+            train = replace(TRAIN, epochs=_integer("epochs", self.epochs, 1), min_steps=0)
+        train = replace(
+            train,
+            batch_size=_integer("batch_size", self.batch_size, 1),
+            optimizer=replace(OPTIMIZER, lr=_number("learning_rate", self.learning_rate)),
+        )
         penalty = _number("gradient_penalty", self.gradient_penalty)
-        return DensitySoftmax.Config(
-            # Always by projections, because the exact norm takes one pass per column.
-            penalty=FrobeniusPenalty.Config(weight=penalty, exact_below=0),
+        return replace(
+            DENSITY_SOFTMAX,
+            penalty=replace(PENALTY, weight=penalty),
             density=self._density_config(class_counts),
-            # A few tens of held-out rows have too few below their 5 % quantile to fit a decay.
-            scale=QuantileScale.Config(quantile=0.25),
-            representation=Descent(
-                epochs=epochs if self.epochs is None else _integer("epochs", self.epochs, 1),
-                batch_size=batch_size,
-                optimizer=Adam(lr=_number("learning_rate", self.learning_rate)),
-                schedule=OneCycle(),
-            ),
-            head=None,
+            representation=train,
         )
 
     def _density_config(self, class_counts: Indices) -> DensityConfig:
@@ -313,21 +316,10 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
-def _hold_out(y: Indices, fraction: float, seed: int) -> tuple[Indices, Indices]:
-    """Return the indices of rows to train on and of rows held out, stratified by class.
-
-    The first row of each class, in random order, is for training. The held-out rows are evenly
-    spaced among the others, sorted by class; there are none if there are no others.
-    """
-    if not 0 < _number("validation_fraction", fraction) < 1:
-        raise UserError(f"validation_fraction={fraction}: choose a share between 0 and 1")
-    order = np.lexsort((np.random.default_rng(seed).random(len(y)), y))
-    _, first = np.unique(y[order], return_index=True)
-    spare = np.delete(order, first)
-    num_heldout = min(max(1, round(fraction * len(y))), len(spare))
-    spaced = (np.arange(num_heldout) + 0.5) * len(spare) / max(1, num_heldout)
-    heldout = np.sort(spare[spaced.astype(np.intp)])
-    return np.setdiff1d(order, heldout), heldout
+def _share(name: str, value: Any) -> float:
+    if not 0 < _number(name, value) < 1:
+        raise UserError(f"{name}={value}: choose a share between 0 and 1")
+    return float(value)
 
 
 @contextlib.contextmanager

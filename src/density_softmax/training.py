@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -151,6 +152,8 @@ class Descent:
         clip_norm: largest norm of the gradient, or null for no clipping.
         patience: stop once the stage's first monitored value has not improved for so many
             epochs, and keep the best weights, even those it began with; null keeps the last.
+        min_steps: the least number of steps; a split too small to give as many in `epochs` passes
+            is passed over more often.
     """
 
     epochs: int
@@ -160,9 +163,14 @@ class Descent:
     accumulate: int = 1
     clip_norm: float | None = None
     patience: int | None = None
+    min_steps: int = 0
 
     def __post_init__(self) -> None:
-        at_least(self, epochs=1, batch_size=1, accumulate=1, clip_norm=0, patience=1)
+        at_least(self, epochs=1, batch_size=1, accumulate=1, clip_norm=0, patience=1, min_steps=0)
+
+    def num_epochs(self, num_steps: int) -> int:
+        """Passes over a split of which one has `num_steps` steps."""
+        return max(self.epochs, math.ceil(self.min_steps / num_steps))
 
 
 T = TypeVar("T")

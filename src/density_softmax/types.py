@@ -134,6 +134,22 @@ class Calibration:
         )
 
 
+class Needs(NamedTuple):
+    """What a method needs beyond a plain classifier, for tables that compare methods.
+
+    Attributes:
+        passes: how often the encoder sees an input for one prediction.
+        networks: how many encoders there are.
+        prior: the distribution that has to be chosen before training; empty if there is none.
+        inside: what is changed inside the encoder; empty if its layers are left alone.
+    """
+
+    passes: int = 1
+    networks: int = 1
+    prior: str = ""
+    inside: str = ""
+
+
 class Row(NamedTuple):
     """One reported number: every result that the software shows is one of these."""
 
@@ -204,16 +220,20 @@ class Task:
 class Data:
     """Everything a run reads: a training set, a slice held out of it, and sets to evaluate on.
 
+    `heldout` is None where all training data train.
+
     `normalisation` says in plain values how a raw input becomes what a network reads, for those
     who serve a model without this data: `kind` is `images` or `table`, `mean` and `std` are per
     channel or column, and `columns` names the columns of a table. Empty if inputs are used as is.
+    `about` is a line that tells a user how the data were read, or nothing.
     """
 
     task: Task
     train: Source
-    heldout: Source
+    heldout: Source | None
     splits: tuple[Split, ...]
     normalisation: Mapping[str, Any] = field(default_factory=dict)
+    about: str = ""
 
 
 def as_numbers(values: Any) -> Tensor | None:

@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it writes, and one-line errors with exit code 2."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -7,10 +8,17 @@ import sys
 import time
 
 import numpy as np
+import pandas as pd
 import pytest
+from rich.table import Table
 from safetensors.torch import load_file
+from sklearn.datasets import load_iris
 
-from density_softmax.cli import main
+from density_softmax import __version__
+from density_softmax.cli import experiments, main
+from density_softmax.cli.terminal import Terminal
+from density_softmax.engine.progress import Bars
+from density_softmax.files import PART
 from density_softmax.recipes import prepare
 from density_softmax.runs.rows import read_rows
 from density_softmax.runs.run import Run
@@ -161,8 +169,26 @@ def test_list_names_what_there_is(what, monkeypatch, capsys):
 
 
 BAD_INPUT = {
-    "unknown recipe": (["train", "tony"], "unknown recipe 'tony'; there are: toy"),
+    "unknown recipe": (["train", "x"], "unknown recipe 'x'; there are: toy, table"),
+    "misspelt recipe": (["train", "Tony"], "unknown recipe 'Tony'; did you mean 'toy'?"),
+    "misspelt recipe of a grid": (["benchmark", "toi"], "did you mean 'toy'?"),
+    "misspelt ablation": (
+        ["benchmark", "toy", "--ablation", "Lamda"],
+        "unknown ablation 'Lamda'; did you mean 'lambda'?",
+    ),
     "unknown method": (["train", "toy", "--method", "x"], "no method 'x'; there are:"),
+    "capital method": (["train", "toy", "--method", "SNGP"], "did you mean 'sngp'? there are:"),
+    "capital method of a grid": (
+        ["benchmark", "toy", "--methods", "ddu,Density-Softmax"],
+        "no method 'Density-Softmax'; did you mean 'density_softmax'?",
+    ),
+    "end of a path": (
+        ["train", "toy", "--method", "sngp", "--set", "lr=0.1"],
+        "unknown name 'lr'; did you mean method.descent.optimizer.lr?",
+    ),
+    "no value": (["train", "toy", "--set", "method.scale="], "'method.scale=' has no value"),
+    "no table": (["train", "table"], "name it with --set data.train=FILE.csv"),
+    "missing table": (["train", "rows.csv"], "rows.csv: not found"),
     "unknown path": (
         ["train", "toy", "--set", "method.scle=max"],
         "unknown name 'scle'; did you mean 'scale'?",
@@ -179,7 +205,14 @@ BAD_INPUT = {
     ),
     "no precision": (["train", "toy", "--set", "engine.precision=foo"], "Allowed precision values"),
     "no points": (["train", "toy", "--set", "data.num_points=0"], "choose 1 or more"),
-    "nothing held out": (["train", "toy", "--set", "data.heldout=0"], "choose a fraction between"),
+    "nothing held out": (
+        ["train", "toy", "--set", "data.heldout=0"],
+        "stage scale: reads held-out data, and there are none",
+    ),
+    "too little held out": (
+        ["train", "toy", "--set", "data.heldout=1e-9"],
+        "choose a fraction between",
+    ),
     "no assignment": (["train", "toy", "--set", "method"], "path=value"),
     "no run": (["evaluate", "nowhere"], "not a run directory"),
     "nothing to report": (["report", "nowhere"], "nowhere"),
@@ -198,11 +231,77 @@ def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(case, monkeypatch, 
     assert not contents(tmp_path)
 
 
-def test_a_seed_that_torch_cannot_take_is_refused(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "toy", "--seed", 10**20),
+        ("train", "toy", "--seed", -1),
+        ("benchmark", "toy", "--seeds", 0),
+        ("demo", "--seeds", 0),
+    ],
+)
+def test_a_seed_that_torch_cannot_take_and_no_seeds_are_refused(
+    arguments, monkeypatch, tmp_path, capsys
+):
     monkeypatch.chdir(tmp_path)
-    assert call(monkeypatch, "train", "toy", "--seed", 10**20) == 2
-    assert "Invalid value for '--seed'" in capsys.readouterr().err
+    assert call(monkeypatch, *arguments) == 2
+    assert f"Invalid value for '{arguments[-2]}'" in capsys.readouterr().err
     assert not contents(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "toy", "--out", "a" * 300),
+        ("train", "toy", "--out", "file"),
+        ("train", "toy", "--out", "file/run"),
+        ("benchmark", "toy", "--methods", "deterministic", "--out", "file"),
+        ("evaluate", "file"),
+        ("evaluate", "a" * 300),
+        ("export", "file", "model.onnx"),
+        ("report", "a" * 300),
+        ("predict", "a" * 300, "rows.csv"),
+        ("train", f"{'a' * 300}.csv"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_one_line_without_a_traceback(
+    arguments, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    assert call(monkeypatch, *arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert len(error.splitlines()) == 1
+    assert error.startswith("density-softmax: ")
+    assert contents(tmp_path) == {tmp_path / "file": b"mine"}
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_what_the_system_refuses_is_named_with_a_remedy(number, monkeypatch, capsys):
+    def refused(what):
+        raise OSError(number, os.strerror(number), "place")
+
+    monkeypatch.setattr("density_softmax.cli.experiments.listing", refused)
+    assert call(monkeypatch, "list", "methods") == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith(f"density-softmax: place: {os.strerror(number).lower()}: ")
+
+
+def test_a_file_of_another_kind_is_answered_with_what_can_be_trained_on(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.xlsx").write_text("")
+    (tmp_path / "photos").mkdir()
+    assert call(monkeypatch, "train", "rows.xlsx") == 2
+    assert "a table is a .csv or an .npz file" in capsys.readouterr().err
+    assert call(monkeypatch, "train", "photos") == 2
+    assert "such as cifar10_small with --set data.train=photos" in capsys.readouterr().err
+
+
+def test_the_version_is_shown(monkeypatch, capsys):
+    assert call(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"density-softmax {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -228,6 +327,20 @@ def test_a_folder_of_other_things_is_refused(monkeypatch, tmp_path, capsys):
     assert call(monkeypatch, "train", "toy", "--out", tmp_path) == 2
     assert "is not empty and not a run" in capsys.readouterr().err
     assert (tmp_path / "letter.txt").read_text() == "mine"
+
+
+def test_what_a_killed_command_was_writing_is_removed_by_the_next(run_directory, monkeypatch):
+    for folder in (run_directory, run_directory / "predictions"):
+        (folder / f".iid.safetensors.0a{PART}").write_text("half")
+    assert call(monkeypatch, "evaluate", run_directory) == 0
+    assert not list(run_directory.rglob("*.part"))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_run_whose_recipe_is_no_file_is_refused(monkeypatch, tmp_path, capsys, make):
+    make(tmp_path / "recipe.json")
+    assert call(monkeypatch, "evaluate", tmp_path) == 2
+    assert "not a run directory, it has no recipe.json" in capsys.readouterr().err
 
 
 def test_a_truncated_checkpoint_is_named(monkeypatch, tmp_path, capsys):
@@ -271,3 +384,83 @@ def test_a_killed_process_resumes_to_the_weights_of_an_undisturbed_one(tmp_path)
     whole = load_file(tmp_path / "whole" / "stages" / "head.done.safetensors")
     assert ours.keys() == whole.keys()
     assert all(ours[name].equal(whole[name]) for name in whole)
+
+
+def test_a_run_without_a_held_out_slice_is_trained_exported_and_reported(tmp_path, monkeypatch):
+    changes = settings("data.heldout=0", "method.descent.epochs=1")
+    out, model = tmp_path / "runs" / "erm", tmp_path / "model.pt2"
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--method", "deterministic", *changes, "--out", out)
+    assert call(monkeypatch, "train", "toy", *arguments) == 0
+    assert Run.at(out).data.heldout is None
+    assert call(monkeypatch, "export", out, model) == 0
+    assert call(monkeypatch, "report", tmp_path / "runs") == 0
+    assert call(monkeypatch, "export", out, tmp_path / "int8.onnx", "--int8") == 2
+
+
+@pytest.mark.parametrize("command", ["report", "train"])
+def test_a_path_that_is_too_long_is_one_line(command, run_directory, monkeypatch, tmp_path, capsys):
+    what = run_directory if command == "report" else "toy"
+    assert call(monkeypatch, command, what, "--out", tmp_path / ("x" * 300)) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert "choose a shorter path" in error
+
+
+def test_names_are_printed_as_they_are(capsys):
+    console = Terminal(width=200)
+    table = Table("[bold]head", title="[/x]")
+    table.add_row("[red]cell :smile:")
+    console.print(table)
+    console.print("run directory: [/]\x1b[2J\u202e$HOME\udcff")
+    console.rule("[b]rule")
+    out = capsys.readouterr().out
+    for name in ("[bold]head", "[/x]", "[red]cell :smile:", "[/] [2J $HOME", "[b]rule"):
+        assert name in out
+    assert "\x1b" not in out
+
+
+def test_bars_show_names_as_they_are():
+    with Bars(show=True) as bars:
+        bars.add("[/stage]", 1).note("[bold]set[/x]")
+
+
+def test_latency_says_when_the_machine_was_too_busy(run_directory, monkeypatch, capsys):
+    for spread, said in ((0.1, False), (5.0, True)):
+        values = {"latency_ratio:1": 2.0, "latency_spread:1": spread}
+        rows = Run.at(run_directory).make_rows({"cost": values})
+        monkeypatch.setattr(experiments, "measure_latencies", lambda runs, rows=rows: rows)
+        assert call(monkeypatch, "latency", run_directory) == 0
+        out = capsys.readouterr().out
+        assert ("~2" in out) is said
+        assert ("too busy to believe" in out) is said
+
+
+@pytest.fixture
+def iris(tmp_path):
+    file = tmp_path / "iris.csv"
+    load_iris(as_frame=True).frame.to_csv(file, index=False)
+    return file
+
+
+def test_a_table_is_trained_exported_and_predicted_by_its_path(iris, monkeypatch, capsys):
+    monkeypatch.chdir(iris.parent)
+    assert call(monkeypatch, "train", "iris.csv", "--out", "run") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "iris.csv: label 'target' with 3 classes, 4 features; 96 rows to train on" in shown
+    assert found(iris.parent / "run")["iid", "accuracy"] >= 0.9
+    assert call(monkeypatch, "export", "run", "iris.onnx") == 0
+    assert call(monkeypatch, "predict", "iris.onnx", "iris.csv", "--out", "labels.csv") == 0
+    labels = pd.read_csv("labels.csv")["label"]
+    assert (labels == pd.read_csv("iris.csv")["target"]).mean() >= 0.9
+    assert call(monkeypatch, "report", "run", "--out", "report") == 0
+
+
+def test_a_table_by_its_path_is_the_recipe_table(iris, monkeypatch):
+    path, named = iris.parent / "path", iris.parent / "named"
+    assert call(monkeypatch, "train", iris, "--out", path, "--no-share") == 0
+    train = ("train", "table", *settings(f"data.train={iris}"), "--out", named, "--no-share")
+    assert call(monkeypatch, *train) == 0
+    assert Run.at(path).recipe == Run.at(named).recipe
+    metrics = [key for key in found(path) if key[0] == "iid"]
+    assert [found(path)[key] for key in metrics] == [found(named)[key] for key in metrics]

@@ -150,3 +150,10 @@ def test_sets_that_cannot_be_corrupted_are_refused(tmp_path):
     (tmp_path / "d" / "generated.json").write_text("[")
     with pytest.raises(DataError, match=r"generated\.json: not a manifest"):
         corrupt_set("digits", tmp_path, tmp_path / "d", Corruption())
+
+
+def test_a_set_of_other_pixels_is_not_continued(mine, monkeypatch):
+    corrupt_set("mine.npz", mine, mine / "c", Corruption(kinds=("fog",)))
+    monkeypatch.setattr(module, "PIXELS", module.PIXELS + 1)
+    with pytest.raises(DataError, match="choose another directory, or delete it"):
+        corrupt_set("mine.npz", mine, mine / "c", Corruption(kinds=("frost",)))

@@ -238,6 +238,19 @@ def test_frost_hides_more_of_the_image_with_severity():
     assert all(later < earlier for earlier, later in pairwise(own))
 
 
+def test_frost_varies_in_tone_contrast_and_grain_as_the_photographs_do():
+    # The published photographs: tones with a deviation of 37 levels, deviations of 14 to 35 within.
+    x = torch.zeros(400, 3, 32, 32, dtype=torch.float64)
+    levels = 255 * weather_digital.frost(x, random_for(x), 0.0, 1.0).mean(1)
+    assert levels.mean((1, 2)).std().item() == pytest.approx(37, abs=2)
+    within = levels.flatten(1).std(1)
+    assert within.quantile(0.01) == pytest.approx(14, abs=2)
+    assert within.quantile(0.99) == pytest.approx(35, abs=2)
+    # Grain: how much of the variation is between neighbouring pixels.
+    rough = levels.diff(dim=2).flatten(1).std(1) / within
+    assert rough.quantile(0.95) > 1.5 * rough.quantile(0.05)
+
+
 def test_elastic_displacement_grows_while_its_affine_part_shrinks():
     x = to_tensor(textures(48))
     local, affine = [], []
@@ -441,7 +454,7 @@ GOLDEN = {
     "motion_blur": "5a75760045b6648c",
     "zoom_blur": "a29b238291625805",
     "snow": "fd06b7480f818067",
-    "frost": "12cced951220ae29",
+    "frost": "3459e30225bfae65",
     "fog": "a91e975495986093",
     "brightness": "b4d33637aa07c578",
     "contrast": "744be312fda41763",

@@ -12,6 +12,7 @@ from layouts import (
     write_imagenet,
     write_svhn,
 )
+from PIL import Image
 
 from density_softmax.config import ConfigError, from_dict, to_dict
 from density_softmax.data import CATALOG, DataConfig, DataError, ImageData, data_root, readers
@@ -218,6 +219,18 @@ def test_no_set_takes_the_name_of_something_else_in_a_run(root, tmp_path, name):
         load(root, "pets", image_size=8, ood=(str(tmp_path / name),))
 
 
+def test_without_a_held_out_slice_every_image_trains(root):
+    data, other = load(root, "svhn", heldout=0.0), load(root, "svhn", heldout=0.2)
+    assert data.heldout is None
+    assert len(data.train) == len(other.train) + len(other.heldout) == 30
+    assert len(data.splits[0].source) == 20
+
+
+def test_a_test_set_is_never_left_out(root):
+    with pytest.raises(DataError, match="leaves nothing on one side"):
+        load(root, "mine.npz", heldout=0.0, test_fraction=0.0)
+
+
 def test_settings_that_cannot_be_are_refused(root):
     with pytest.raises(ConfigError, match=r"mean=\(0\.5,\): expected 3 entries"):
         load(root, "mine.npz", mean=(0.5,))
@@ -251,3 +264,14 @@ def test_the_root_is_chosen_by_config_then_environment_then_home(monkeypatch, tm
 def test_config_survives_a_round_trip():
     config = ImageData(shifts=("cifar10-c",), ood=("svhn",), mean=(0.1, 0.2, 0.3), image_size=32)
     assert from_dict(DataConfig, to_dict(config)) == config
+
+
+def test_a_folder_of_several_sizes_is_told_from_two_sets_that_differ(tmp_path):
+    for number in range(10):
+        folder = tmp_path / "mine" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.zeros((8 + number, 8, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    with pytest.raises(DataError, match=r"mine: its images have several sizes.*set image_size"):
+        ImageData(str(tmp_path / "mine")).load(0)
+    assert ImageData(str(tmp_path / "mine"), image_size=8).load(0).task.input_shape == (3, 8, 8)

@@ -76,7 +76,7 @@ def test_images_without_labels_can_be_read(tmp_path):
         ({"images": X}, r"holds images; it needs x and y"),
         ({"x": X / 255, "y": Y}, r"float64 of shape \(6, 8, 10, 3\); they must be uint8"),
         ({"x": X.transpose(0, 3, 1, 2), "y": Y}, r"shape \(6, 3, 8, 10\)"),
-        ({"x": X, "y": Y[:5]}, r"y has shape \(5,\), but x holds 6 images"),
+        ({"x": X, "y": Y[:5]}, r"y has shape \(5,\) for 6 rows"),
     ],
 )
 def test_arrays_of_another_form_are_refused(tmp_path, arrays, message):
@@ -117,4 +117,18 @@ def test_images_without_a_label_and_names_that_are_no_list_are_refused(tmp_path)
         NpzImages(tmp_path / "nan.npz").read("all")
     np.savez(tmp_path / "names.npz", x=x, y=np.zeros(4, int), class_names=np.array("cat"))
     with pytest.raises(DataError, match=r"class_names has shape \(\); give a list of names"):
+        NpzImages(tmp_path / "names.npz").read("all")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a", "b", "a"], "class_names has 'a' twice"),
+        ([1j, 2, 3], "class_names is complex128; labels are numbers or text"),
+        (["a", "", "c"], "no label in row 1"),
+    ],
+)
+def test_class_names_are_distinct_texts(tmp_path, names, message):
+    np.savez(tmp_path / "names.npz", x=X, y=Y, class_names=np.array(names))
+    with pytest.raises(DataError, match=message):
         NpzImages(tmp_path / "names.npz").read("all")

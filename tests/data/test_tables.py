@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -110,10 +112,10 @@ def test_npz_tables_have_training_and_test_rows(tmp_path):
     ("text", "message"),
     [
         ("a,b,y\n1,2,x\n1,oops,z\n", r"line 3, column 'b': 'oops' is not a finite number"),
-        ("a,b,y\n1,2,x\n1,,z\n", r"line 3, column 'b': ''"),
+        ("a,b,y\n1,2,x\n1,,z\n", r"line 3, column 'b' is empty"),
         ("a,b,y\n1,nan,x\n1,2,z\n", r"line 2, column 'b': 'nan'"),
-        ("a,b,y\n1,2,x\n\n1,2\n", r"line 4 has 2 cells, line 1 3"),
-        ("1,2,x\n3,4,z\n", r"line 1 is '1,2,x'; it must name the columns"),
+        ("a,b,y\n1,2,x\n\n1,2\n", r"line 4 has 2 cells, line 1 has 3"),
+        ("1,2,x\n3,4,z\n", r"line 1 is '1, 2, x'; it must name the columns"),
         ("a,b,y\n", r".*at least one row"),
         ("a,a,y\n1,2,x\n1,2,z\n", r"several columns 'a'"),
     ],
@@ -203,7 +205,92 @@ def test_labels_that_only_look_like_numbers_are_text(tmp_path):
     assert Table(str(tmp_path / "rows.csv")).load(0).task.class_names == ("--5", "5")
 
 
+@pytest.mark.parametrize("missing", ["None", "<NA>", "NaT", "  "])
+def test_text_that_stands_for_a_missing_label_is_none(tmp_path, missing):
+    np.savez(tmp_path / "rows.npz", x=np.zeros((4, 2)), y=np.array(["a", "none", missing, "a"]))
+    with pytest.raises(DataError, match=r"no label in row 2; label or drop .* can be called nan"):
+        Table(str(tmp_path / "rows.npz")).load(0)
+
+
+def test_infinite_labels_are_refused(tmp_path):
+    np.savez(tmp_path / "rows.npz", x=np.zeros((4, 2)), y=np.array([0, 1, np.inf, 1]))
+    with pytest.raises(DataError, match=r"no label in row 2"):
+        Table(str(tmp_path / "rows.npz")).load(0)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'1,2,"x', r"line 12 has a quote that is not closed"),
+        (b"1,2,caf\xe9", r"caf\\udce9 is not in UTF-8; save the file as UTF-8"),
+        (b"1,2_0,x", r"line 12, column 'b': '2_0' is not a finite number"),
+        (b"1,,x", r"line 12, column 'b' is empty"),
+    ],
+)
+def test_a_training_row_that_cannot_be_read_is_refused_by_its_line(tmp_path, line, message):
+    lines = [b"a,b,label", *(b"%d,%d,%d" % (n, n, n % 2) for n in range(20))]
+    lines[11] = line
+    (tmp_path / "rows.csv").write_bytes(b"\n".join(lines))
+    with pytest.raises(DataError, match=rf"rows\.csv: {message}"):
+        Table(str(tmp_path / "rows.csv")).load(0)
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.npz"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_neither_pipes_nor_folders_are_read_as_tables(tmp_path, name, make):
+    make(tmp_path / name)
+    with pytest.raises(DataError, match=rf"{name}: not a regular file; check the path"):
+        Table(str(tmp_path / name)).load(0)
+
+
+def test_an_array_that_holds_a_nan_is_refused_by_its_row(tmp_path):
+    x = np.zeros((4, 2))
+    x[2, 1] = np.nan
+    np.savez(tmp_path / "rows.npz", x=x, y=np.arange(4) % 2)
+    with pytest.raises(DataError, match=r"x holds nan in row 2, column 1; .*finite numbers"):
+        Table(str(tmp_path / "rows.npz")).load(0)
+
+
 def test_complex_labels_are_refused(tmp_path):
     np.savez(tmp_path / "rows.npz", x=np.zeros((4, 2)), y=np.array([0, 1, 0, 1j]))
     with pytest.raises(DataError, match=r"y is complex128; labels are numbers or text"):
         Table(str(tmp_path / "rows.npz")).load(0)
+
+
+@pytest.mark.parametrize(
+    ("header", "label"),
+    [
+        ("a,b,c", "c"),
+        ("Target,b,c", "Target"),
+        ("a,class,c", "class"),
+        ("y,b,c", "y"),
+        ("x,y,kind", "kind"),
+        ("label,b,target", "label"),
+    ],
+)
+def test_the_label_is_the_column_named_like_one_or_else_the_last(tmp_path, header, label):
+    file = tmp_path / "t.csv"
+    file.write_text("\n".join([header, *(["0,0,0", "1,1,1"] * 10)]))
+    data = Table(str(file)).load(0)
+    assert f"label '{label}' with 2 classes" in data.about
+    assert data.normalisation["columns"] == tuple(n for n in header.split(",") if n != label)
+
+
+def test_every_part_has_its_share_of_every_class(tmp_path):
+    counts = (100, 50, 10)
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(3), counts))
+    np.savez(tmp_path / "t.npz", x=RNG.normal(size=(160, 2)), y=y)
+    for seed in range(3):
+        data = Table(str(tmp_path / "t.npz")).load(seed)
+        parts = (data.train, data.heldout, data.splits[0].source)
+        for part, share in zip(parts, (0.64, 0.16, 0.2), strict=True):
+            found = everything(part).y.bincount(minlength=3)
+            expected = share * torch.tensor(counts)
+            assert ((found - expected).abs() <= 2).all()
+
+
+def test_a_label_without_a_value_that_occurs_twice_is_refused(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("a,b\n" + "".join(f"1,{row}\n" for row in range(20)))
+    with pytest.raises(DataError, match=r"label 'b' occurs twice; name another column"):
+        Table(str(file)).load(0)

@@ -33,8 +33,9 @@ def vector_model() -> DensitySoftmax:
     method = DensitySoftmax(ResFFN(2, depth=1, width=6), 3, DensitySoftmax.Config(density=density))
     method.scale.decay.fill_(0.5)
     with torch.no_grad():
-        log_prob = method.logits_and_log_prob(method.features(draw(64, 2)))[1]
-        method.scale.threshold.copy_(log_prob.median())
+        evidence = method.logits_and_evidence(method.features(draw(64, 2)))[1]
+        method.scale.threshold.copy_(evidence.log_prob.median())
+        method.scale.lowest.copy_(evidence.log_prob.min())
     return method.mark_fitted().eval()
 
 

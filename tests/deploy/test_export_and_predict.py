@@ -106,6 +106,7 @@ def test_predict_shows_throughput_and_keeps_the_output_clean(exported, table, mo
     streams = capsys.readouterr()
     assert len(answers(streams.out)) == 21
     assert "21 inputs in" in streams.err
+    assert "a row out for each: " in streams.err
     assert "per second" in streams.err
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from density_softmax.deploy.graph import (
-    FusedGaussians,
+    FusedTypicality,
     Graph,
     OnnxArtifact,
     as_graph_input,
@@ -20,9 +20,11 @@ from density_softmax.deploy.graph import (
 )
 from density_softmax.methods.deterministic import Deterministic
 from density_softmax.nn.backbones.wide_resnet import WideResNet
-from density_softmax.nn.densities import FlowDensity, GaussianDensity
+from density_softmax.nn.densities import ClassAwareDensity, FlowDensity, GaussianDensity
+from density_softmax.nn.densities.gaussian import WhitenedDensity
 from density_softmax.nn.lipschitz import spectral
 from density_softmax.nn.softmax.typicality import Typicality
+from density_softmax.training import Estimate
 from density_softmax.types import Batch
 
 
@@ -52,16 +54,26 @@ def test_bounded_weights_are_constants_of_the_graph(encoder) -> None:
     torch.testing.assert_close(torch.from_numpy(found.probs), method.predict(x).probs)
 
 
-def typicality_of(columns: list[slice], energy: bool, num_samples: int = 200) -> Typicality:
+def fit_closed_form(density: WhitenedDensity, z: Tensor, y: Tensor) -> None:
+    for stage in density.stages():
+        assert isinstance(stage, Estimate)
+        stage.finish(stage.statistics(Batch(z, y)))
+
+
+def typicality_of(
+    columns: list[slice], energy: bool, classes: bool = False, num_samples: int = 200
+) -> Typicality:
     """Gaussians fitted to features of different units, each expert with a spread of its own."""
     z = features(num_samples)
     found = {}
     for number, read in enumerate(columns):
         gaussian = GaussianDensity(read.stop - read.start)
-        (stage,) = gaussian.stages()
-        labels = torch.zeros(num_samples, dtype=torch.long)
-        stage.finish(stage.statistics(Batch(z[:, read], labels)))
+        fit_closed_form(gaussian, z[:, read], torch.zeros(num_samples, dtype=torch.long))
         found[f"expert{number}"] = (gaussian, read)
+    if classes:
+        aware = ClassAwareDensity(3, 3)
+        fit_closed_form(aware, z[:, :3], logits_of(z).argmax(1))
+        found["classes"] = (aware, slice(0, 3))
     typicality = Typicality(found, energy)
     typicality.fit(typicality.experts(z, logits_of(z)))
     return typicality
@@ -78,18 +90,21 @@ def logits_of(z: Tensor) -> Tensor:
     return z[:, :3] / 2
 
 
+@pytest.mark.parametrize("classes", [True, False])
 @pytest.mark.parametrize("energy", [True, False])
 @pytest.mark.parametrize(
     "columns",
     [[slice(0, 7)], [slice(3, 7)], [slice(3, 7), slice(0, 3)]],
     ids=["last", "layers", "both"],
 )
-def test_fused_gaussians_give_the_same_typicality(columns: list[slice], energy: bool) -> None:
-    network = nn.ModuleDict({"typicality": typicality_of(columns, energy)})
+def test_fused_gaussians_give_the_same_typicality(
+    columns: list[slice], energy: bool, classes: bool
+) -> None:
+    network = nn.ModuleDict({"typicality": typicality_of(columns, energy, classes)})
     z = torch.cat([features(50, seed=1), 3 * features(50, seed=2)])
     expected = network["typicality"](z, logits_of(z))
     assert fuse_gaussians(network) == ["typicality"]
-    assert isinstance(network["typicality"], FusedGaussians)
+    assert isinstance(network["typicality"], FusedTypicality)
     found = network["typicality"](z, logits_of(z))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
 
@@ -106,8 +121,9 @@ def test_a_single_density_is_passed_on_as_it_is() -> None:
     typicality = Typicality({"last": (density, slice(2, 5))})
     z, logits = draw(4, 6), draw(4, 2)
     expected = density.log_prob(z[:, 2:5])
-    assert torch.equal(typicality(z, logits), expected)
-    assert torch.equal(typicality.combined(typicality.experts(z, logits)), expected)
+    evidence = typicality(z, logits)
+    assert torch.equal(evidence.log_prob, expected)
+    assert torch.equal(evidence.surprise, -expected)
 
 
 def spoiled(x: Tensor) -> Tensor:

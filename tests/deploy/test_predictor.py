@@ -1,14 +1,19 @@
 """A predictor needs no torch, survives threads, and says what is wrong with a file or an input."""
 
+import contextlib
+import os
 import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from exported_models import COLOURS, IMAGE_SHAPE, TABLE, draw
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import density_softmax as ds
@@ -17,6 +22,7 @@ from density_softmax.data.tables import Standardization
 from density_softmax.errors import UserError
 from density_softmax.methods.deterministic import Deterministic
 from density_softmax.serve.card import Card, Normalisation, thresholds_of
+from density_softmax.serve.predictor import refuse_external_data
 
 SERVE = """
 import sys
@@ -85,8 +91,6 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_a_model_of_someone_else_is_refused(vector_file, tmp_path):
-    import onnx
-
     model = onnx.load(vector_file)
     del model.metadata_props[:]
     onnx.save(model, tmp_path / "other.onnx")
@@ -94,14 +98,148 @@ def test_a_model_of_someone_else_is_refused(vector_file, tmp_path):
         ds.Predictor(tmp_path / "other.onnx")
 
 
+def initializer(model, tensor):
+    model.graph.initializer.append(tensor)
+
+
+def constant(model, tensor):
+    model.graph.node.append(onnx.helper.make_node("Constant", [], ["unused"], value=tensor))
+
+
+def list_of_tensors(model, tensor):
+    node = onnx.helper.make_node("Custom", [], ["unused"], values=[tensor])
+    model.graph.node.append(node)
+
+
+def branch(model, tensor):
+    inner = onnx.helper.make_graph([], "inner", [], [], [tensor])
+    model.graph.node.append(onnx.helper.make_node("If", ["x"], ["unused"], then_branch=inner))
+
+
+def function(model, tensor):
+    node = onnx.helper.make_node("Constant", [], ["y"], value=tensor)
+    opsets = [onnx.helper.make_opsetid("", 18)]
+    model.functions.append(onnx.helper.make_function("own", "f", [], ["y"], [node], opsets))
+
+
+def sparse(model, tensor):
+    model.graph.sparse_initializer.append(onnx.SparseTensorProto(values=tensor, dims=[4]))
+
+
+def training(model, tensor):
+    model.training_info.add().algorithm.initializer.append(tensor)
+
+
+PLACES = (initializer, constant, list_of_tensors, branch, function, sparse, training)
+
+
+@pytest.mark.parametrize("add", PLACES)
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "only located"])
+def test_tensors_in_other_files_are_refused_before_onnxruntime_sees_them(
+    vector_file, tmp_path, monkeypatch, add, marked
+):
+    (tmp_path / "secret").write_bytes(np.ones(4, np.float32).tobytes())
+    (tmp_path / "models").mkdir()
+    model = onnx.load(vector_file)
+    tensor = onnx.TensorProto(name="secret", data_type=1, dims=[4])
+    tensor.external_data.add(key="location", value="../secret")
+    if marked:
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+    add(model, tensor)
+    file = tmp_path / "models" / "model.onnx"
+    file.write_bytes(model.SerializeToString())
+    monkeypatch.setattr("onnxruntime.InferenceSession", lambda *_, **__: pytest.fail("opened"))
+    with pytest.raises(UserError, match=r"model\.onnx: has tensors in other files.*into one file"):
+        ds.Predictor(file)
+
+
+@given(garbage=st.binary(max_size=60))
+def test_whatever_is_no_protocol_buffer_is_one_error(garbage):
+    with contextlib.suppress(UserError):  # any other error fails
+        refuse_external_data(garbage, "the model")
+
+
+def test_a_field_whose_tag_is_written_at_length_is_recognised():
+    # The same field 13, in five bytes in place of one, inside graph 7 and initializer 5.
+    tensor = bytes([0xEA, 0x80, 0x80, 0x80, 0x00, 0x00])
+    graph = bytes([5 << 3 | 2, len(tensor)]) + tensor
+    with pytest.raises(UserError, match="tensors in other files"):
+        refuse_external_data(bytes([7 << 3 | 2, len(graph)]) + graph, "the model")
+
+
+MISFITS = {
+    "names": ({"class_names": '["a", "b"]'}, "2 class_names: the graph returns probs of shape"),
+    "no names": ({"class_names": "[1, 2, 3]"}, "class_names .* not a list of names"),
+    "shape": ({"input_shape": "[7]"}, "normalisation has 2 mean for inputs of shape"),
+    "another shape": ({"input_shape": "[3, 2]"}, "the graph reads"),
+    "no shape": ({"input_shape": '["a", -1]'}, "not a list of sizes"),
+    "text": ({"thresholds": '{"0.05": "high"}'}, "threshold 'high' for 0.05 .*: not a number"),
+    "nan": ({"thresholds": '{"0.05": NaN}'}, "threshold nan for 0.05 .*: not a number"),
+    "share": ({"thresholds": '{"5": 1.0}'}, "threshold 1.0 for 5.0 .*: not a number"),
+    "width": (
+        {"normalisation": '{"kind": "table", "mean": [0], "std": [1]}'},
+        r"normalisation has 1 mean for inputs of shape \(2,\)",
+    ),
+    "kind": (
+        {"normalisation": '{"kind": "images", "mean": [0], "std": [1]}'},
+        r"normalisation of images for inputs of shape \(2,\)",
+    ),
+    "columns": (
+        {"normalisation": '{"kind": "table", "mean": [0, 0], "std": [1, 1], "columns": [1, 2]}'},
+        "pass a list of names",
+    ),
+    "nested": ({"notes": "[" * 100_000}, "was not exported by density-softmax"),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_a_card_that_does_not_fit_the_graph_is_refused(vector_file, tmp_path, case):
+    texts, message = MISFITS[case]
+    model = onnx.load(vector_file)
+    found = {entry.key: entry.value for entry in model.metadata_props} | texts
+    onnx.helper.set_model_props(model, found)
+    onnx.save(model, tmp_path / "other.onnx")
+    with pytest.raises(UserError, match=rf"other\.onnx: .*{message}"):
+        ds.Predictor(tmp_path / "other.onnx")
+
+
+def test_a_graph_without_the_outputs_of_a_method_is_refused(vector_file, tmp_path):
+    model = onnx.load(vector_file)
+    for node in model.graph.node:
+        node.output[:] = ["other" if name == "epistemic" else name for name in node.output]
+    (output,) = (output for output in model.graph.output if output.name == "epistemic")
+    output.name = "other"
+    onnx.save(model, tmp_path / "other.onnx")
+    with pytest.raises(UserError, match="card does not fit: the graph has no output epistemic"):
+        ds.Predictor(tmp_path / "other.onnx")
+
+
+def test_a_pipe_is_not_a_model(tmp_path):
+    os.mkfifo(tmp_path / "model.onnx")
+    with pytest.raises(UserError, match=r"model\.onnx: not a regular file"):
+        ds.Predictor(tmp_path / "model.onnx")
+
+
+def test_its_text_says_what_a_predictor_is(vector_file, image_file):
+    text = repr(ds.Predictor(vector_file))
+    assert str(vector_file) in text
+    assert "3 classes (" in text
+    assert "inputs (2,)" in text
+    assert "for 1%" in text
+    assert "thresholds none" in repr(ds.Predictor(image_file))
+
+
 @pytest.mark.parametrize(
     ("x", "message"),
     [
+        (np.zeros((4, 2), complex), "type complex128: .* reads real numbers"),
+        ([["a", "b"]], "type <U1: .* reads real numbers"),
+        ([[1, 2], [3]], "inputs do not make an array"),
         (np.zeros(2), r"shape \(2,\): .* reads \(batch, 2\)"),
         (np.zeros((4, 3)), r"shape \(4, 3\)"),
         (np.zeros((4, 2), np.uint8), r"bytes: .* prepare\(\)"),
     ],
-    ids=["no batch", "wrong width", "bytes"],
+    ids=["complex", "text", "ragged", "no batch", "wrong width", "bytes"],
 )
 def test_an_input_of_the_wrong_form_is_refused(vector_file, x, message):
     with pytest.raises(UserError, match=message):

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -16,6 +17,7 @@ from PIL import Image
 import density_softmax as ds
 from density_softmax.data.folders import ImageFiles
 from density_softmax.errors import UserError
+from density_softmax.files.tables import csv_reader
 from density_softmax.serve.card import Card, Normalisation
 from density_softmax.serve.inputs import Chunk, read_chunks
 from density_softmax.serve.outputs import Record, open_output
@@ -129,8 +131,8 @@ def test_columns_are_found_by_name_and_bad_cells_flagged(vector_file, tmp_path):
     (chunk,) = read_chunks(table, predictor.card, batch_size=10)
     np.testing.assert_array_equal(chunk.x[[0, 3]], [[0, 0], [1, -1]])
     assert np.isnan(chunk.x[[1, 2]]).all()
-    assert chunk.notes[1] == "could not convert string to float: 'oops'"
-    assert chunk.notes[2] == "too few cells"
+    assert chunk.notes[1] == "line 3, column 'width': 'oops' is not a finite number"
+    assert chunk.notes[2] == "line 4 has 1 cells, line 1 has 3"
 
 
 @pytest.mark.parametrize("header", ["", "first,second\n"])
@@ -157,7 +159,8 @@ def test_a_row_with_too_many_cells_is_flagged(vector_file, tmp_path, header):
     (chunk,) = read_chunks(tmp_path / "rows.csv", card, batch_size=10)
     assert np.isnan(chunk.x[-2]).all()
     assert np.isfinite(chunk.x[-1]).all()
-    assert chunk.notes[-2:] == ["too many cells", ""]
+    line, width = len(chunk.x) + (header != "1,2") - 1, len(row)
+    assert chunk.notes[-2:] == [f"line {line} has {width + 1} cells, line 1 has {width}", ""]
 
 
 def test_predictions_never_replace_their_input(tmp_path):
@@ -239,6 +242,19 @@ def test_csv_holds_every_record(tmp_path):
     assert [tuple(row.values()) for row in rows] == [tuple(map(str, r)) for r in EXAMPLES]
 
 
+@pytest.mark.parametrize("name", ["=cmd().png", "-1.png", "'=x.png", "a\r\nb.png", "@x", "'tis"])
+def test_csv_gives_no_spreadsheet_a_formula_and_every_name_back(tmp_path, name):
+    record = EXAMPLES[0]._replace(input=name, label="-cat", note="=x", epistemic=-2.5)
+    with open_output(tmp_path / "out.csv") as write:
+        write([record])
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+        _, cells = csv.reader(file)
+    assert not any(cell[:1] in tuple("=+@-\t\r") for cell in (*cells[:2], *cells[5:]))
+    assert cells[2:5] == ["0.75", "0.5", "-2.5"]
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+        assert list(csv_reader(file)) == [list(Record._fields), list(map(str, record))]
+
+
 def test_json_lines_hold_every_record_and_null_for_infinity(tmp_path):
     lines = written(tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
     first, second = (json.loads(line, parse_constant=pytest.fail) for line in lines)
@@ -304,6 +320,61 @@ def test_without_a_file_csv_goes_to_the_standard_output(monkeypatch):
     )
 
 
+@pytest.mark.parametrize("content", ["", "a,b,c\n1,2,3\n", "a,b\n", '"a,b\n'])
+def test_nothing_is_printed_before_the_first_row(tmp_path, capsys, content):
+    (tmp_path / "rows.csv").write_text(content)
+    with pytest.raises(UserError, match=r"rows\.csv: "):
+        predict_stream(Fake(), tmp_path / "rows.csv", None)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_row_goes_out_for_every_row_that_comes_in(tmp_path):
+    rows = [f"{n},0" for n in range(1000)]
+    rows[200], rows[300], rows[400], rows[500] = '1,"2', "1,\x00", "1", "1,2,3"
+    (tmp_path / "rows.csv").write_text("\n".join(["a,b", *rows]))
+    found = predict_stream(Fake(), tmp_path / "rows.csv", tmp_path / "out.csv")
+    written = rows_of(tmp_path / "out.csv")
+    assert [row["input"] for row in written] == list(map(str, range(1000)))
+    bad = {int(row["input"]): row["note"] for row in written if row["flag"] == "bad"}
+    assert bad.keys() == {200, 300, 400, 500}
+    assert all(f"line {row + 2}" in note for row, note in bad.items())
+    assert (found.inputs, found.flags["bad"]) == (1000, 4)
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.npz", "rows.CSV"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_neither_pipes_nor_folders_are_read_as_files(tmp_path, name, make):
+    make(tmp_path / name)
+    found = "a folder of images, but" if make is os.mkdir else "not a regular file"
+    with pytest.raises(UserError, match=f"{name}: {found}"):
+        list(read_chunks(tmp_path / name, PLAIN, batch_size=4))
+
+
+def test_the_ending_of_a_table_may_be_in_capitals(tmp_path):
+    (tmp_path / "ROWS.CSV").write_text("1,2\n")
+    np.savez(tmp_path / "x.npz", x=np.ones((3, 2)))
+    (tmp_path / "x.npz").rename(tmp_path / "X.NPZ")
+    assert sum(len(chunk.x) for chunk in read_chunks(tmp_path / "ROWS.CSV", PLAIN, 4)) == 1
+    assert sum(len(chunk.x) for chunk in read_chunks(tmp_path / "X.NPZ", PLAIN, 4)) == 3
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("width,width,length", "'width' is twice"),
+        ("width,id", "'length' is not among width, id"),
+        ("width;length", "among width;length; separate cells by commas, not by ';'"),
+        ("width\tlength", r"separate cells by commas, not by '\\t'"),
+    ],
+)
+def test_a_header_that_does_not_name_the_columns_is_explained(
+    vector_file, tmp_path, header, message
+):
+    (tmp_path / "rows.csv").write_text(f"{header}\n1,2\n")
+    with pytest.raises(UserError, match=rf"rows\.csv: line 1 must name .* {message}"):
+        list(read_chunks(tmp_path / "rows.csv", ds.Predictor(vector_file).card, batch_size=4))
+
+
 def fortran(path):
     np.savez(path, x=np.asfortranarray(np.ones((3, 2))))
 
@@ -327,7 +398,7 @@ BAD_INPUTS = {
     "text.npz": (lambda path: np.savez(path, x=np.array(["a"])), "x is <U1 of shape"),
     "fortran.npz": (fortran, "Fortran order"),
     "cut.npz": (cut, "truncated or not an .npz file"),
-    "image.png": (lambda path: path.write_bytes(b""), "images, but the model reads inputs"),
+    "image.png": (lambda path: path.write_bytes(b""), "an image, but the model reads inputs"),
 }
 
 

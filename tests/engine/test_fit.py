@@ -52,6 +52,15 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
         same_weights(trained(seed=1), trained(seed=2))
 
 
+@pytest.mark.parametrize(("min_steps", "epochs"), [(0, 3), (9, 3), (10, 4), (30, 10)])
+def test_a_small_set_is_passed_over_until_the_steps_are_enough(min_steps, epochs):
+    method = small_method(representation=descent(3, min_steps=min_steps))
+    record = fit(method, points(40, 1), points(20, 2), engine=EVERY_EPOCH, progress=False)
+    passes = [epoch for epoch in record.epochs if epoch.stage == "representation"]
+    assert len(passes) == epochs  # of three steps each
+    assert passes[-1].values["lr"] < passes[0].values["lr"]  # the schedule is as long
+
+
 def test_the_global_generator_is_left_as_it_was():
     method = small_method()
     before = torch.get_rng_state()
@@ -500,3 +509,35 @@ def test_a_method_built_without_an_example_remembers_what_it_was_trained_on():
     assert (method.example_shape, method.example_dtype) == ((2,), torch.float32)
     with pytest.raises(UserError, match=r"shape \(3, 5\) .*built with \(batch, 2\)"):
         method.predict(torch.zeros(3, 5))
+
+
+def erm(**changes):
+    torch.manual_seed(0)
+    return Deterministic(nn.Linear(2, 4), 2, Deterministic.Config(descent=descent(2, **changes)))
+
+
+def test_without_held_out_data_a_method_trains_the_same_and_monitors_nothing():
+    with_slice, without = erm(), erm()
+    fit(with_slice, points(40, 1), points(20, 2), engine=EVERY_EPOCH, progress=False)
+    record = fit(without, points(40, 1), None, engine=EVERY_EPOCH, progress=False)
+    same_weights(with_slice, without)
+    assert all(epoch.values.keys() == {"loss", "lr"} for epoch in record.epochs)
+
+
+def test_without_held_out_data_features_of_the_training_data_suffice():
+    method = small_method(scale=MaxScale.Config())
+    fit(method, points(40, 1), None, engine=EVERY_EPOCH, progress=False)
+    assert method.predict(points(5, 3).x).probs.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (lambda: small_method(), "stage scale: reads held-out data, and there are none"),
+        (lambda: erm(patience=1), r"stage train: .* set patience=null"),
+    ],
+)
+def test_a_stage_that_needs_held_out_data_is_named_before_training(method, message, monkeypatch):
+    kill_after(monkeypatch, torch.optim.Adam, "step", 0)
+    with pytest.raises(UserError, match=message):
+        fit(method(), points(40, 1), None, engine=EVERY_EPOCH, progress=False)

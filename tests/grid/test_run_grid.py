@@ -64,7 +64,7 @@ def test_a_grid_that_goes_on_elsewhere_keeps_its_runs_and_can_use_them(tmp_path:
     run_inline(tmp_path, ["deterministic"])
     _, ran = run_inline(tmp_path, ["deterministic"], 1, "engine.checkpoint_seconds=9.0")
     assert ran == []
-    (run,) = find_runs([tmp_path])
+    (run,) = map(Run.at, find_runs([tmp_path]))
     assert run.recipe.engine.checkpoint_seconds == 9.0
 
 
@@ -154,8 +154,9 @@ def test_every_stage_has_its_seconds_and_its_memory(whole: Path) -> None:
 
 def test_runs_on_other_data_are_not_timed_together(whole: Path, tmp_path: Path) -> None:
     run_inline(tmp_path, ["deterministic"], 1, "data.shape=two_ovals")
+    found = find_runs([*whole.glob("*/seed0"), *tmp_path.glob("*/seed0")])
     with pytest.raises(UserError, match="has other data"):
-        measure_latencies(find_runs([*whole.glob("*/seed0"), *tmp_path.glob("*/seed0")]))
+        measure_latencies([Run.at(folder) for folder in found])
 
 
 def test_runs_whose_data_are_elsewhere_are_not_runs_on_other_data(tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_runs_whose_data_are_elsewhere_are_not_runs_on_other_data(tmp_path: Path
         recipe = prepare("digits", method, [f"data.root={root}"])
         Run(recipe, path=tmp_path / root).claim(resume=False)
     with pytest.raises(UserError, match="is not finished"):  # all else would do
-        measure_latencies(find_runs([tmp_path]))
+        measure_latencies([Run.at(folder) for folder in find_runs([tmp_path])])
 
 
 def test_two_seeds_of_a_method_are_not_timed_together(whole: Path) -> None:

@@ -57,7 +57,7 @@ def bare(scale: ScaleConfig, num_classes: int) -> DensitySoftmax:
         method.head.linear.weight.copy_(torch.eye(num_classes, 1 + num_classes).roll(1, 1))
         method.head.linear.bias.zero_()
         logits = torch.randn(100, num_classes, generator=torch.Generator().manual_seed(0))
-        method.scale.fit(torch.linspace(-9, 0, 100), 2 * logits, logits.argmax(1))
+        method.scale.fit(lambda rows: torch.linspace(-9, 0, 100), 2 * logits, logits.argmax(1))
     return method.requires_grad_(False)
 
 
@@ -103,7 +103,7 @@ def test_far_features_give_uniform_though_their_logits_grow(name: str) -> None:
 def test_quantile_scale_keeps_the_plain_softmax_of_all_typical_data(
     name: str, logits: list[float]
 ) -> None:
-    probs = predict(BARE[name, 5], [-8.5, -4.0, 0.0, 10.0], logits).probs
+    probs = predict(BARE[name, 5], [-8.0, -4.0, 0.0, 10.0], logits).probs
     assert torch.equal(probs, torch.tensor([logits] * 4).softmax(1))
 
 
@@ -184,6 +184,7 @@ def test_forward_is_equation_7_written_out() -> None:
     with torch.no_grad():
         scale.threshold.fill_(-6.5)
         scale.spread.fill_(2.0)
+        scale.lowest.fill_(-9.0)
         scale.decay.fill_(0.6)
     z = numbers(method.encoder(X))
     u = (z - numbers(method.density.mean)) / numbers(method.density.scale)
@@ -196,7 +197,9 @@ def test_forward_is_equation_7_written_out() -> None:
     log_prob = log_det - (a**2 + b**2).sum(1) / 2 - 3 * math.log(2 * math.pi)
     logits = (z @ numbers(method.head.linear.weight).T + numbers(method.head.linear.bias)) / 1.7
     surprise = np.maximum(0, (-6.5 - log_prob) / 2)
-    p = np.exp(-0.6 * 4 * ((1 + surprise) ** 0.25 - 1))
+    beyond = np.maximum(0, (-9.0 - log_prob) / 2)
+    p = np.exp(-4 * (0.6 * ((1 + surprise) ** 0.25 - 1) + 0.5 * ((1 + beyond) ** 0.25 - 1)))
+    assert 0 < (beyond > 0).sum() < len(p)
     assert 0 < (p < 1).sum() < len(p)
     served = method(X)
     np.testing.assert_allclose(numbers(served.probs), softmax(p[:, None] * logits, 1), rtol=1e-4)
@@ -272,7 +275,8 @@ def test_representation_loss_is_equation_4_written_out(weight: float) -> None:
 
 def test_head_loss_is_equation_6_and_agrees_with_the_prediction() -> None:
     method = trained_like()
-    method.scale.fit(method.density.log_prob(method.encoder(X)).detach(), torch.randn(40, 3), Y)
+    log_prob = method.density.log_prob(method.encoder(X)).detach()
+    method.scale.fit(lambda rows: log_prob, torch.randn(40, 3), Y)
     stage = stage_named(method, "head")
     batch = Batch(method.encoder(X).detach(), Y)
     expected = -method(X).probs.log()[torch.arange(40), Y]
@@ -298,8 +302,8 @@ def test_head_is_trained_at_fixed_factors_and_its_energy_is_measured_again() -> 
     fit_scale(method)
     z = method.features(X).detach()
     with torch.no_grad():
-        _, log_prob = method.logits_and_log_prob(z)
-        factor = method.scale(log_prob)[:, None]
+        _, evidence = method.logits_and_evidence(z)
+        factor = method.scale(evidence.log_prob)[:, None]
     assert (factor < 0.99).any()
     loss = F.cross_entropy(factor * method.head(z), Y)
     weight = method.head.linear.weight

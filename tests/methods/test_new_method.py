@@ -23,6 +23,7 @@ SHORT = ("data.num_points=80", "encoder.depth=2", "encoder.width=8", "method.des
 @pytest.fixture
 def new_method(monkeypatch: pytest.MonkeyPatch) -> type[Method]:
     """Written as a file of `methods/` would be; the registries forget it after the test."""
+    len(MethodConfig.members)  # imports all of them, which happens only once
     monkeypatch.setattr(MethodConfig, "members", copy.deepcopy(MethodConfig.members))
 
     class DistantSoftmax(Method):

@@ -190,3 +190,16 @@ def test_a_state_without_all_weights_leaves_a_method_unfitted():
     del state["scale.decay"]
     method.load_state_dict(state, strict=False)
     assert not method.is_fitted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_method_needs_what_it_declares(kind):
+    method, plain = short_method(kind).mark_fitted().eval(), str(ResFFN(2, depth=2, width=8))
+    needs, seen = method.config.needs(), []
+    members = method.ensemble() or (method,)
+    for member in members:
+        member.encoder.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+    method.predict(X[:1])
+    assert sum(seen) == needs.passes
+    assert len({id(member.encoder) for member in members}) == needs.networks
+    assert any(str(member.encoder) != plain for member in members) is bool(needs.inside)

@@ -8,6 +8,7 @@ from torch import nn
 from density_softmax.metrics import (
     Latency,
     interleaved_latency,
+    is_noisy,
     latency_ratio,
     latency_spread,
     num_parameters,
@@ -141,3 +142,16 @@ def test_unknown_reference_lists_the_known() -> None:
 def test_latencies_of_different_measurements_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\{'a': 1, 'b': 2\}; take latencies of one"):
         latency_ratio({"a": Latency((1.0,)), "b": Latency((1.0, 1.0))}, "a")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [((2.0, 2.1) * 4, False), ((2.0, 2.0, 9.0, 40.0) * 2, True), ((float("nan"),) * 8, True)],
+)
+def test_rounds_that_disagree_tell_a_busy_machine(
+    rounds: tuple[float, ...], expected: bool
+) -> None:
+    latencies = {"reference": Latency((1.0,) * 8), "method": Latency(rounds)}
+    ratio, spread = (f(latencies, "reference") for f in (latency_ratio, latency_spread))
+    assert is_noisy(ratio["method"], spread["method"]) is expected
+    assert not is_noisy(ratio["reference"], spread["reference"])

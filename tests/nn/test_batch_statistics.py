@@ -4,6 +4,7 @@ from torch import nn
 
 from density_softmax.nn.layers.batch_statistics import (
     batch_statistics,
+    set_momentum,
     set_statistics,
     statistics_of,
 )
@@ -51,3 +52,10 @@ def test_statistics_of_several_batches_are_their_mean_by_size() -> None:
     torch.testing.assert_close(net[1].running_mean, h.mean(0))
     variance = (40 * h[:40].var(0) + 20 * h[40:].var(0)) / 60
     torch.testing.assert_close(net[1].running_var, variance)
+
+
+def test_momentum_is_set_for_every_norm_that_keeps_statistics():
+    norms = nn.BatchNorm2d(2), nn.Sequential(nn.BatchNorm1d(3), nn.LayerNorm(2))
+    network = nn.Sequential(*norms)
+    set_momentum(network, 0.01)
+    assert [norm.momentum for norm in (network[0], network[1][0])] == [0.01, 0.01]

@@ -18,11 +18,17 @@ from torch.distributions import MultivariateNormal
 
 from density_softmax.errors import UserError
 from density_softmax.nn.densities import (
+    ClassAwareDensity,
     GaussianDensity,
     GaussianMixtureDensity,
     TiedMixtureDensity,
 )
-from density_softmax.nn.densities.gaussian import ClosedFormDensity, whitening
+from density_softmax.nn.densities.gaussian import (
+    SHRINKAGES,
+    ClosedFormDensity,
+    WhitenedDensity,
+    whitening,
+)
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -219,7 +225,7 @@ def test_the_fit_does_not_depend_on_how_samples_are_split_into_batches(
             "full": GaussianMixtureDensity(3, 2),
             "tied": TiedMixtureDensity(3, 2),
         }[name]
-        (stage,) = density.stages()
+        stage, *_ = density.stages()
         estimate(stage, [batches(z[a:b], 99, y[a:b])[0] for a, b in pieces])
         found.append(density.state_dict())
     assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
@@ -255,3 +261,104 @@ def test_neural_collapse_keeps_the_tied_density_exact() -> None:
     covariance = torch.cov((x - means[Y]).T, correction=0)
     own = MultivariateNormal(means[Y], covariance).log_prob(x) + (Y.bincount() / 300).log()[Y]
     torch.testing.assert_close(density.log_prob(z).double(), own, rtol=0, atol=0.02)
+
+
+def fit_apart(density: WhitenedDensity, train: tuple[Tensor, Tensor], heldout: Tensor) -> None:
+    """Σ from training samples, the shrinkage from others."""
+    first, second = density.stages()
+    estimate(first, batches(train[0], 64, train[1]))
+    estimate(second, batches(heldout, 64, torch.zeros(len(heldout), dtype=torch.long)))
+
+
+def correlated(num_samples: int, seed: int, num_features: int = 12) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(num_features, num_features, generator=torch.Generator().manual_seed(9))
+    return torch.randn(num_samples, num_features, generator=generator) @ mixing + 1
+
+
+@pytest.mark.parametrize("num_samples", [8, 30, 300])
+def test_shrinkage_is_the_one_under_which_held_out_features_are_likeliest(num_samples: int) -> None:
+    z, heldout = correlated(num_samples, 0), correlated(500, 1)
+    density = GaussianDensity(12)
+    fit_apart(density, (z, torch.zeros(num_samples, dtype=torch.long)), heldout)
+    covariance, variance = np.cov(z.T.double(), ddof=0), z.double().var(0, correction=0).numpy()
+
+    def held_out_likelihood(s: float) -> float:
+        shrunk = (1 - s) * covariance + s * np.diag(variance)
+        return multivariate_normal(z.double().mean(0), shrunk).logpdf(heldout.double()).mean()
+
+    best = max((s for s in SHRINKAGES if s > 1e-4), key=held_out_likelihood)
+    found = density.log_prob(heldout).double().mean().item()
+    assert found == pytest.approx(held_out_likelihood(best), rel=1e-3)
+
+
+def test_fewer_samples_are_shrunk_more() -> None:
+    shrinkages = []
+    for num_samples in (6, 20, 100, 5000):
+        density = GaussianDensity(12)
+        y = torch.zeros(num_samples, dtype=torch.long)
+        fit_apart(density, (correlated(num_samples, 0), y), correlated(500, 1))
+        shrinkages.append(density.shrinkage.item())
+    assert shrinkages == sorted(shrinkages, reverse=True)
+    assert shrinkages[-1] < 0.01
+
+
+def directions_of(z: Tensor) -> np.ndarray:
+    return (z.double() / z.double().norm(dim=1, keepdim=True)).numpy()
+
+
+def class_aware_reference(z: Tensor, y: Tensor, test: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Both experts by scipy, without shrinkage."""
+    u, v = directions_of(z), directions_of(test)
+    means = np.stack([u[y == c].mean(0) for c in range(3)])
+    within = (u - means[y]).T @ (u - means[y]) / (len(u) - 3)
+    between = np.cov(means[y].T, ddof=0)
+    log_p = np.max([multivariate_normal(m, within).logpdf(v) for m in means], axis=0)
+    return log_p, log_p - multivariate_normal(u.mean(0), within + between).logpdf(v)
+
+
+def test_class_aware_experts_are_the_nearest_class_and_its_ratio_to_one_gaussian() -> None:
+    (z, y), (test, _) = clouds(2000), clouds(200, seed=1)
+    density = ClassAwareDensity(4, 3)
+    run(density, z, y=y)
+    assert density.shrinkage < 1e-2
+    expected = class_aware_reference(z, y, test)
+    np.testing.assert_allclose(density.log_prob(test), expected[0], rtol=0.02, atol=0.05)
+    np.testing.assert_allclose(density.experts(test)[:, 1], expected[1], rtol=0.02, atol=0.05)
+
+
+def test_class_aware_experts_see_directions_alone() -> None:
+    density = ClassAwareDensity(4, 3)
+    run(density, Z, y=Y)
+    torch.testing.assert_close(density.experts(7 * Z), density.experts(Z), rtol=1e-3, atol=1e-3)
+    assert density.experts(torch.zeros(1, 4)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "num_features", "num_classes"),
+    [(6, 40, 3), (40, 8, 40), (1500, 16, 1000), (30, 2, 3)],
+    ids=["more dimensions than samples", "a sample a class", "1,000 classes", "two dimensions"],
+)
+def test_class_aware_density_is_fitted_to_few_samples(
+    num_samples: int, num_features: int, num_classes: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    means = 3 * torch.randn(num_classes, num_features, generator=generator)
+    y = torch.arange(num_samples) % num_classes
+    z = means[y] + torch.randn(num_samples, num_features, generator=generator)
+    fresh = means[y] + torch.randn(num_samples, num_features, generator=generator)
+    density = ClassAwareDensity(num_features, num_classes)
+    first, second = density.stages()
+    estimate(first, batches(z, 64, y))
+    estimate(second, batches(fresh, 64, y))
+    experts = density.experts(fresh)
+    assert experts.isfinite().all()
+    unlike = density.experts(torch.randn(num_samples, num_features, generator=generator))
+    assert (experts[:, 1].mean() > unlike[:, 1].mean()).item()
+
+
+def test_class_aware_experts_ignore_classes_without_samples() -> None:
+    with_gap, without = ClassAwareDensity(4, 5), ClassAwareDensity(4, 3)
+    run(with_gap, Z, y=torch.tensor([0, 2, 4])[Y])
+    run(without, Z, y=Y)
+    torch.testing.assert_close(with_gap.experts(Z), without.experts(Z), rtol=1e-3, atol=1e-3)

@@ -117,3 +117,11 @@ def test_pseudo_counts_stay_in_float32_whatever_the_density() -> None:
     log_counts = torch.tensor([-math.inf, -1e9, 0.0, 2.0, 1e9, math.inf])
     expected = torch.tensor([-30.0, -30.0, 0.0, 2.0, 30.0, 30.0]).exp()
     torch.testing.assert_close(dirichlet.pseudo_counts(log_counts), expected)
+
+
+def test_gradients_pass_the_limits_of_pseudo_counts_straight_through() -> None:
+    log_counts = torch.tensor([-1e9, -100.0, 0.0, 2.0, 100.0, 1e9], requires_grad=True)
+    counts = dirichlet.pseudo_counts(log_counts)
+    (gradient,) = torch.autograd.grad(counts.log().sum(), log_counts)
+    torch.testing.assert_close(gradient, torch.ones(6))
+    assert dirichlet.pseudo_counts(torch.tensor(math.nan)).isnan()

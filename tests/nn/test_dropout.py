@@ -10,7 +10,11 @@ from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
 from density_softmax.nn.backbones.wide_resnet import WideResNet
-from density_softmax.nn.layers.variational import MonteCarloDropout, add_dropout
+from density_softmax.nn.layers.variational import (
+    MonteCarloDropout,
+    add_dropout,
+    add_training_dropout,
+)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -158,3 +162,33 @@ def test_dropout_is_not_added_twice():
     add_dropout(network, 0.1)
     with pytest.raises(UserError, match="ResFFN has dropout already: pass a new encoder"):
         add_dropout(network, 0.1)
+
+
+def test_training_dropout_stands_between_the_activation_and_the_second_convolution():
+    encoder = WideResNet.Config(depth=10, width=1).build((3, 8, 8))
+    names = add_training_dropout(encoder, 0.3)
+    assert names == [f"group{number}.0.conv2" for number in (1, 2, 3)]
+    seen = []
+    conv2 = encoder.group1[0].conv2
+    conv2.layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    torch.manual_seed(0)
+    encoder.train()(torch.randn(4, 3, 8, 8))
+    # Half of the normalised values are cut off by the ReLU, and of the others 30 %.
+    assert (seen[0] == 0).float().mean().item() == pytest.approx(0.5 + 0.5 * 0.3, abs=0.05)
+
+
+def test_training_dropout_leaves_evaluation_as_it_was():
+    torch.manual_seed(0)
+    encoder, x = (
+        WideResNet.Config(depth=10, width=1).build((3, 8, 8)).eval(),
+        torch.randn(2, 3, 8, 8),
+    )
+    before = encoder(x)
+    add_training_dropout(encoder, 0.3)
+    assert torch.equal(encoder(x), before)
+    assert not torch.equal(encoder.train()(x), encoder(x))
+
+
+def test_training_dropout_needs_a_block_of_two_layers():
+    with pytest.raises(UserError, match="no block with two weight layers"):
+        add_training_dropout(nn.Sequential(nn.Linear(2, 3)), 0.3)

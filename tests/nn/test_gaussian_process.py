@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -103,7 +104,7 @@ def test_data_in_two_parts_give_the_covariance_of_the_whole():
 
 
 def test_features_follow_the_formula_of_the_settings():
-    gp = process(Config(num_features=16, num_inputs=5, length_scale=20.0), num_features=3)
+    gp = process(Config(num_features=16, num_inputs=5, normalize=True), num_features=3)
     z = points(4)
     projected = z @ gp.projection.T
     standard = (projected - projected.mean(1, keepdim=True)) / torch.sqrt(
@@ -118,8 +119,34 @@ def test_features_follow_the_formula_of_the_settings():
 
 
 def test_only_output_weights_and_the_layer_norm_are_learned():
-    names = {name for name, _ in process(Config(num_features=16)).named_parameters()}
-    assert names == {"weights.weight", "norm.weight", "norm.bias"}
+    def names(config: Config) -> set[str]:
+        return {name for name, _ in process(config).named_parameters()}
+
+    assert names(Config(num_features=16)) == {"weights.weight"}
+    normalized = names(Config(num_features=16, normalize=True))
+    assert normalized == {"weights.weight", "norm.weight", "norm.bias"}
+
+
+@torch.no_grad()
+def variances_along_rays(config: Config) -> list[float]:
+    """Mean variance at growing multiples of features as wide and as long as those of a WRN."""
+    torch.manual_seed(0)
+    gp = config.build(640, 10)
+    z = 0.3 * (torch.randn(2000, 3) @ torch.randn(3, 640)).relu()  # 9 long, in few directions
+    gp.estimate(gp.sums(z[:1000]))
+    return [gp(factor * z[1000:])[1].mean().item() for factor in (1.0, 2.0, 4.0, 8.0)]
+
+
+def test_by_default_the_variance_grows_with_the_distance_from_the_data_up_to_the_priors():
+    found = variances_along_rays(Config())
+    assert all(later > 2 * earlier for earlier, later in pairwise(found))
+    assert found[0] < 1
+    assert found[3] > 0.6 * 1024 / 2  # the prior's is the sum of 1024 squares of cosines
+
+
+def test_behind_a_layer_norm_the_variance_does_not_see_the_length_of_a_feature():
+    found = variances_along_rays(Config(normalize=True))
+    assert found == pytest.approx([found[0]] * 4, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -90,6 +91,51 @@ def test_features_are_the_encoders_and_carry_gradients(
     ours = torch.autograd.grad(z.sum(), list(encoder.parameters()))
     theirs = torch.autograd.grad(encoder(x).sum(), list(encoder.parameters()))
     torch.testing.assert_close(ours, theirs)
+
+
+CONVOLUTIONAL = {
+    "pooled": lambda: nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(4), nn.Flatten()),
+    ),
+    "strided": lambda: nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(32 * 7 * 7, 48)),
+    ),
+    "wide": lambda: WideResNet.Config(depth=10, width=1).build((3, 16, 16)),
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONAL)
+def test_by_default_the_spectral_norm_of_a_convolutional_network_is_within_5_percent(
+    kind: str,
+) -> None:
+    torch.manual_seed(0)
+    encoder, x = CONVOLUTIONAL[kind]().double(), torch.randn(16, 3, 16, 16).double()
+    f = Linearization(encoder, x)
+    rows = torch.stack([f.pull(e.expand_as(f.z)).flatten(1) for e in torch.eye(f.z.shape[1])], 1)
+    exact = torch.linalg.matrix_norm(rows, ord=2)
+    for _ in range(4):  # random starts
+        ratio = SpectralPenalty().norm(f) / exact
+        assert ratio.min() > 0.95
+        assert ratio.max() < 1 + 1e-9
+
+
+@pytest.mark.parametrize("iterations", [3, 5, 40])
+def test_a_span_larger_than_the_rank_of_the_jacobian_gives_its_norm(iterations: int) -> None:
+    torch.manual_seed(0)
+    encoder, x = nn.Linear(20, 5, bias=False), torch.randn(3, 20)
+    encoder.weight.data = torch.randn(5, 2) @ torch.randn(2, 20)
+    penalty = SpectralPenalty.Config(exact_below=0, iterations=iterations).build()
+    found = penalty.norm(Linearization(encoder, x))
+    expected = torch.linalg.matrix_norm(encoder.weight, ord=2)
+    torch.testing.assert_close(found, expected.expand(3), rtol=1e-5, atol=0)
+
+
+def test_a_network_that_has_diverged_has_a_penalty_that_is_no_number() -> None:
+    encoder = nn.Linear(20, 5)
+    nn.init.constant_(encoder.weight, math.nan)
+    assert SpectralPenalty()(encoder, torch.randn(3, 20))[1].isnan()
 
 
 def test_projections_estimate_the_square_of_the_frobenius_norm_without_bias() -> None:

@@ -1,9 +1,81 @@
 """Several experts as one."""
 
-import torch
+import math
 
-from density_softmax.nn.densities import GaussianDensity
+import pytest
+import torch
+from torch import Tensor
+
+from density_softmax.nn.densities import ClassAwareDensity, GaussianDensity
 from density_softmax.nn.softmax.typicality import Typicality
+from density_softmax.training import Estimate
+from density_softmax.types import Batch
+
+NUM_CLASSES = 3
+
+
+def features(num_samples: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Three classes on five features, and their labels."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(NUM_CLASSES, (num_samples,), generator=generator)
+    means = 4 * torch.randn(NUM_CLASSES, 5, generator=torch.Generator().manual_seed(1))
+    return means[y] + torch.randn(num_samples, 5, generator=generator), y
+
+
+def class_aware(num_samples: int = 2000) -> Typicality:
+    """A Gaussian, a class-aware density and the energy, all fitted."""
+    z, y = features(num_samples)
+    densities = {"last": (GaussianDensity(5), slice(0, 5))}
+    densities["classes"] = (ClassAwareDensity(5, NUM_CLASSES), slice(0, 5))
+    for density, _ in densities.values():
+        for stage in density.stages():
+            assert isinstance(stage, Estimate)
+            stage.finish(stage.statistics(Batch(z, y)))
+    typicality = Typicality(densities, energy=True)
+    typicality.fit(typicality.experts(z, logits_of(z)))
+    return typicality
+
+
+def logits_of(z: Tensor) -> Tensor:
+    return z[:, :NUM_CLASSES]
+
+
+def test_the_scale_reads_densities_and_the_surprise_reads_all_experts() -> None:
+    typicality = class_aware()
+    last, classes, ratio, energy = range(4)
+    assert (typicality.weight > 0).tolist() == [True, True, False, False]
+    experts = typicality.center.expand(4, 4).clone()
+    before = typicality.combined(typicality.center[None])
+    for expert in (last, classes, ratio, energy):
+        experts[expert, expert] -= 20 * typicality.width[expert]
+    after = typicality.combined(experts)
+    assert (after.log_prob < before.log_prob - 1).tolist() == [True, True, False, False]
+    assert (after.surprise > before.surprise + 10).all()
+
+
+def test_a_class_aware_expert_counts_as_minus_the_log_of_its_p_value() -> None:
+    typicality = class_aware()
+    z, _ = features(2000)
+    experts = typicality.experts(z, logits_of(z))
+    for expert in (1, 2, 3):
+        for p_value in (0.5, 0.1):
+            at = typicality.center.clone()
+            at[[i for i in range(4) if i != expert]] = 1e9  # which count for nothing
+            at[expert] = torch.quantile(experts[:, expert], p_value)
+            surprise = typicality.combined(at[None]).surprise.item()
+            assert surprise == pytest.approx(-math.log(p_value), abs=0.02)
+
+
+def test_an_expert_that_ignores_classes_counts_only_where_one_in_a_hundred_is() -> None:
+    typicality = class_aware()
+    z, _ = features(2000)
+    ordered = typicality.experts(z, logits_of(z))[:, 0].sort().values
+    at = torch.full((3, 4), 1e9)
+    at[:, 0] = torch.stack([ordered[1000], ordered[20], ordered[0] - 100 * typicality.width[0]])
+    median, onset, far = typicality.combined(at).surprise.tolist()
+    assert median < 0.1
+    assert onset == pytest.approx(math.log(2), abs=0.05)
+    assert far > 100
 
 
 def test_mixed_precision_does_not_touch_the_typicality() -> None:
@@ -14,5 +86,5 @@ def test_mixed_precision_does_not_touch_the_typicality() -> None:
     typicality.fit(typicality.experts(z, logits))
     with torch.autocast("cpu", torch.bfloat16):
         mixed = typicality(z, logits)
-    assert mixed.dtype == torch.float32
-    assert torch.equal(mixed, typicality(z, logits))
+    assert mixed.log_prob.dtype == mixed.surprise.dtype == torch.float32
+    torch.testing.assert_close(mixed, typicality(z, logits), rtol=0, atol=0)

@@ -116,30 +116,36 @@ def batch_of(num_samples: int) -> Batch:
     return Batch(torch.zeros(num_samples, 2), torch.zeros(num_samples, dtype=torch.int64))
 
 
-def test_divergence_is_annealed_linearly_by_the_samples_seen():
+def test_divergence_is_annealed_linearly_by_the_samples_seen_from_one_step_on():
     layer, _ = flipout("dense")
-    annealed = AnnealedKL(epochs=5)
+    annealed = AnnealedKL(epochs=5, batch_size=8)
     annealed.count().finish({"count": torch.tensor(20)})
     step = annealed.after_step()
-    for seen in range(0, 160, 8):
+    for seen in range(8, 168, 8):  # the step under way is among them
         torch.testing.assert_close(annealed(layer), min(1, seen / 100) * layer.kl() / 20)
         step.finish(step.statistics(batch_of(8)))
     assert annealed.weight() == 1
 
 
+def test_a_step_of_all_samples_is_one_epoch_of_annealing():
+    annealed = AnnealedKL(epochs=4, batch_size=128)
+    annealed.count().finish({"count": torch.tensor(20)})
+    assert annealed.weight() == 0.25
+
+
 def test_counts_are_part_of_the_state():
-    annealed, other = AnnealedKL(epochs=2), AnnealedKL(epochs=2)
+    annealed, other = (AnnealedKL(epochs=2, batch_size=6) for _ in range(2))
     annealed.count().finish(annealed.count().statistics(batch_of(12)))
     annealed.after_step().finish({"count": torch.tensor(6)})
     other.load_state_dict(annealed.state_dict())
-    assert (other.num_train, other.num_seen, other.weight()) == (12, 6, 0.25)
+    assert (other.num_train, other.num_seen, other.weight()) == (12, 6, 0.5)
 
 
 def test_training_again_anneals_again():
-    annealed = AnnealedKL(epochs=1)
+    annealed = AnnealedKL(epochs=1, batch_size=3)
     annealed.after_step().finish({"count": torch.tensor(6)})
     annealed.count().finish({"count": torch.tensor(12)})
-    assert annealed.weight() == 0
+    assert annealed.weight() == 0.25
 
 
 def test_decay_spares_what_has_a_posterior():

@@ -2,14 +2,16 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
+import torch
 
-from density_softmax.benchmark import run
+from density_softmax import DensitySoftmaxClassifier, benchmark
 from density_softmax.config import ConfigError, from_dict, override, to_dict
 from density_softmax.methods import kinds_of
 from density_softmax.methods.base import MethodConfig
 from density_softmax.methods.density_softmax import DensitySoftmax
-from density_softmax.recipes import RECIPES, Recipe, get_recipe
+from density_softmax.recipes import RECIPES, Recipe, get_recipe, prepare, recipe_of
 from density_softmax.runs.run import Run
 
 CASES = [(recipe, method) for recipe in RECIPES for method in MethodConfig.members]
@@ -117,7 +119,7 @@ def test_the_papers_numbers_are_the_papers(recipe):
 
 
 def test_an_unknown_recipe_or_method_is_answered_with_those_there_are():
-    with pytest.raises(ConfigError, match="there are: toy, digits"):
+    with pytest.raises(ConfigError, match="there are: toy, table, digits"):
         get_recipe("tony")
     with pytest.raises(ConfigError, match=r"no method 'x'; there are: deterministic"):
         get_recipe("toy", "x")
@@ -127,9 +129,32 @@ def test_digits_run_from_nothing_to_rows_of_every_corruption(tmp_path):
     recipe = get_recipe("digits", "deterministic")
     short = dataclasses.replace(recipe.method.descent, epochs=2)
     recipe = dataclasses.replace(recipe, method=dataclasses.replace(recipe.method, descent=short))
-    rows = run(Run(recipe, path=tmp_path / "run"), progress=False)
+    rows = benchmark.run(Run(recipe, path=tmp_path / "run"), progress=False)
     accuracy = {row.split: row.value for row in rows if row.metric == "accuracy"}
     assert len(accuracy) == 1 + 15 * 5
     means = {row.metric: row.value for row in rows if row.split == "digits-c"}
     corrupted = [value for split, value in accuracy.items() if split != "iid"]
     assert means["caccuracy"] == pytest.approx(sum(corrupted) / len(corrupted))
+
+
+def test_the_table_and_the_classifier_have_the_same_settings():
+    recipe = get_recipe("table")
+    classifier = DensitySoftmaxClassifier()
+    assert isinstance(recipe.method, DensitySoftmax.Config)
+    assert classifier._config(np.array([10, 10])) == recipe.method
+    assert (classifier.depth, classifier.width) == (recipe.encoder.depth, recipe.encoder.width)
+    assert classifier.validation_fraction == recipe.data.heldout
+
+
+@pytest.mark.parametrize("method", MethodConfig.members)
+def test_every_method_trains_on_a_table(method, tmp_path):
+    rng = np.random.default_rng(0)
+    lines = [f"{c + x},{c - y},{'ab'[c]}" for c in (0, 1) for x, y in rng.normal(0, 0.1, (40, 2))]
+    file = tmp_path / "rows.csv"
+    file.write_text("\n".join(["width,height,kind", *lines]))
+    name, changes = recipe_of(str(file), ["encoder.width=8"])
+    run = Run(prepare(name, method, changes), path=tmp_path / "run")
+    benchmark.run(run, evaluated=False, progress=False)
+    test = run.data.splits[0].source
+    (batch,) = test.read([range(len(test))], torch.device("cpu"))
+    assert (run.load().predict(batch.x).probs.argmax(1) == batch.y).float().mean() >= 0.9

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from density_softmax.report.frame import Setting, as_frame, settings_of, sort_runs
+from density_softmax.report.frame import Setting, as_frame, settings_of
 from density_softmax.report.names import Label, method_name
+from density_softmax.report.selection import sort_runs
 from density_softmax.runs.run import Run, find_runs
 from density_softmax.types import Row
 

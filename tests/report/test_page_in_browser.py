@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from comparison import frame
 
-from density_softmax.report.frame import Runs
 from density_softmax.report.page import render_page
+from density_softmax.report.selection import Runs
 from density_softmax.report.tables import build_tables
 from density_softmax.types import Row
 

@@ -4,13 +4,17 @@ from density_softmax.methods import MethodConfig
 from density_softmax.report.names import (
     Label,
     break_lines,
+    control_of,
+    distinct_stem,
     file_stem,
     fit_labels,
     method_name,
     method_order,
     metric_name,
     readable,
+    set_name,
     setting_name,
+    split_name,
 )
 
 
@@ -77,6 +81,32 @@ def test_file_stems_are_short_and_still_differ() -> None:
     assert max(map(len, stems)) < 200
 
 
+def test_file_stems_are_short_in_bytes() -> None:
+    assert len(file_stem("ä" * 200, "猫" * 100).encode()) < 200
+
+
+def test_names_that_file_systems_take_for_the_same_get_files_of_their_own() -> None:
+    taken: set[str] = set()
+    words = ("a b", "a-b", "A_b", "a$b", "A b", "a/b", "e\u0301", "\u00e9", "a-b-2")
+    stems = [distinct_stem(file_stem(word), taken) for word in words]
+    assert len({stem.casefold() for stem in stems}) == len(words)
+    assert stems[0] == "a-b"
+
+
+@pytest.mark.parametrize("name", ["", " ", "\n", "\u202e"])
+def test_a_set_without_a_readable_name_is_called_so(name: str) -> None:
+    assert set_name(name) == split_name(name) == "(no name)"
+
+
+def test_signs_that_turn_the_direction_of_a_text_are_not_shown() -> None:
+    assert readable("a\u202eb\u200fc\udcffd") == "a b c d"
+
+
+def test_a_control_is_declared_by_its_method() -> None:
+    assert control_of("density_softmax") == "constant_temperature"
+    assert control_of("deterministic") == ""
+
+
 def test_labels_that_fit_stay_and_long_ones_are_cut():
     assert fit_labels(["ERM", "Natural Posterior Network"], 10) == ["ERM", "Natural P…"]
 
@@ -95,3 +125,11 @@ def test_long_variants_begin_with_what_tells_them_apart():
 def test_variants_that_are_cut_anyway_stay_within_the_letters():
     labels = [Label("Density-Softmax", [f"a={'x' * 50}{end}"]) for end in "pq"]
     assert all(len(label) == 40 for label in fit_labels(labels, 40))
+
+
+def test_long_names_that_begin_alike_are_told_apart_by_their_ends() -> None:
+    names = [f"{'x' * 60}-c, fog 3", "x" * 60, "short"]
+    shown = fit_labels(names, 20)
+    assert len(set(shown)) == 3
+    assert shown[0].endswith("-c, fog 3")
+    assert all(len(each) <= 20 for each in shown)

@@ -124,6 +124,63 @@ def test_a_set_may_have_any_name(name: str) -> None:
     assert not any("\\input" in line for line in code)
 
 
+def test_latex_writes_signs_that_not_every_latex_knows_as_numbers() -> None:
+    text = as_latex(table(rows("sngp", [0.5], variant="x=猫é")))
+    assert r"SNGP (x={[}U+732B]é)" in text
+
+
+def test_shares_have_three_decimals_and_other_tiny_numbers_three_digits_at_most() -> None:
+    tiny = [1e-6, 2e-6, 6e-6]
+    found = [row._replace(metric=metric) for row in rows("sngp", tiny) for metric in ("ece", "nll")]
+    assert Cells(as_html(table(found))).texts[-2:] == ["3.0e-06 ± 2.6e-06", "0.000 ± 0.000"]
+
+
+def test_digits_end_where_the_spread_begins() -> None:
+    spread = table(rows("deterministic", [0.001, 0.002, 0.087]))
+    assert Cells(as_html(spread)).texts[-1] == "0.030 ± 0.049"
+
+
+def test_no_minus_stands_before_zero() -> None:
+    mixed = table(rows("deterministic", [-1e-9, 1e-9]), rows("sngp", [0.5, 0.7]))
+    assert "-0.000" not in as_text(mixed)
+
+
+def test_what_looks_the_same_is_not_bold() -> None:
+    first, second = ([value + more for value in (0.9, 0.91, 0.92)] for more in (0.0, 1e-5))
+    found = rows("deterministic", first) + rows("sngp", second)
+    assert not Cells(as_html(table([row._replace(metric="accuracy") for row in found]))).strong
+
+
+@pytest.mark.parametrize(("num_seeds", "expected"), [(1, "One seed"), (2, "nothing is bold")])
+def test_a_caption_speaks_of_bold_only_where_there_is_a_test(num_seeds: int, expected: str) -> None:
+    caption = table(rows("deterministic", ERM[:num_seeds])).caption
+    assert expected in caption
+    assert "t-test" not in caption
+
+
+def test_latency_from_a_busy_machine_is_marked_and_never_best() -> None:
+    def costs(method: str, ratio: float, spread: float) -> list[Row]:
+        pairs = {"latency_ratio:1": ratio, "latency_spread:1": spread}
+        return [
+            Row("toy", method, "default", s, "cost", *p) for s in range(3) for p in pairs.items()
+        ]
+
+    def cost(*groups: list[Row]) -> Table:
+        found = [row for group in groups for row in group]
+        (chosen,) = (each for each in build_tables(frame(found)) if each.role == "cost")
+        return chosen
+
+    quiet = cost(costs("deterministic", 1.0, 0.0), costs("sngp", 2.0, 0.1))
+    assert "~" not in as_text(quiet)
+    assert "*1.000" in as_text(quiet)
+    busy = cost(costs("deterministic", 1.0, 0.0), costs("sngp", 2.0, 0.6))
+    assert "~2.000" in as_text(busy)
+    assert r"${\sim}2.000 \pm 0.000$" in as_latex(busy)
+    assert "~2.000" in as_html(busy)
+    assert "too busy to believe" in busy.remark
+    assert "*1.000" not in as_text(busy)
+
+
 def test_narrow_text_loses_nothing() -> None:
     compared = table(rows("deterministic", ERM), rows("density_softmax", OURS, "scale=max"))
     wide, narrow = (as_text(compared, narrow=narrow) for narrow in (False, True))

@@ -10,7 +10,8 @@ from comparison import finished, setting
 from density_softmax.config import override
 from density_softmax.errors import UserError
 from density_softmax.recipes import get_recipe
-from density_softmax.report.frame import line_of, settings_of, sort_runs
+from density_softmax.report.frame import line_of, settings_of
+from density_softmax.report.selection import sort_runs
 from density_softmax.runs.run import FORMAT, Run, find_runs
 
 MakeRun = Callable[..., Path]
@@ -47,7 +48,7 @@ def test_unfinished_runs_are_left_out_with_the_reason(tmp_path: Path, make: Make
     unfinished = make(seed=1, finished=False)
     found = sort_runs(find_runs([tmp_path]))
     assert [run.seed for run in found.finished] == [0]
-    assert [(each.run.path, each.reason) for each in found.left_out] == [
+    assert [(each.path, each.reason) for each in found.left_out] == [
         (unfinished, "unfinished: it has no rows.csv")
     ]
 
@@ -56,7 +57,7 @@ def test_a_second_copy_of_a_run_is_not_counted_as_a_seed(tmp_path: Path, make: M
     first, second = make(seed=0), make(seed=0)
     found = sort_runs(find_runs([tmp_path]))
     assert [run.path for run in found.finished] == [first]
-    assert found.left_out[0].run.path == second
+    assert found.left_out[0].path == second
     assert str(first) in found.left_out[0].reason
 
 
@@ -68,10 +69,18 @@ def test_a_path_without_runs_is_named(tmp_path: Path, make: MakeRun) -> None:
             find_runs([tmp_path / "runs", tmp_path / name])
 
 
-def test_a_recipe_that_describes_no_run_is_named(tmp_path: Path) -> None:
-    (tmp_path / "recipe.json").write_text(json.dumps({"format": FORMAT, "seed": 0}))
-    with pytest.raises(UserError, match=r"recipe\.json: does not describe a run"):
-        find_runs([tmp_path])
+def test_what_cannot_be_read_is_left_out_with_the_reason(tmp_path: Path, make: MakeRun) -> None:
+    good, broken = make(seed=0), make(seed=1)
+    (broken / "rows.csv").write_text("not,a,header\n")
+    for name, content in (("older", {"format": FORMAT - 1}), ("torn", {"format": FORMAT})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.json").write_text(json.dumps(content))
+    found = sort_runs(find_runs([tmp_path]))
+    assert [run.path for run in found.finished] == [good]
+    reasons = {each.path.name: each.reason for each in found.left_out}
+    assert "another version" in reasons["older"]
+    assert "recipe.json: does not describe a run" in reasons["torn"]
+    assert "rows.csv: its header" in reasons[broken.name]
 
 
 def test_the_first_seed_stands_for_each_line(tmp_path: Path, make: MakeRun) -> None:

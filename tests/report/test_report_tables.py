@@ -6,8 +6,9 @@ import pytest
 from comparison import finished, frame
 from scipy import stats
 
+from density_softmax.report.columns import Cell, is_better
 from density_softmax.report.frame import frame_of
-from density_softmax.report.tables import Cell, Table, build_tables, is_better
+from density_softmax.report.tables import Table, build_tables
 from density_softmax.types import Row
 
 
@@ -220,7 +221,14 @@ def test_a_method_without_figures_keeps_its_line() -> None:
 
 @pytest.mark.parametrize(
     ("values", "decimals"),
-    [((0.91, 0.2), 3), ((2.28, 0.01), 3), ((0.0123,), 4), ((4e-5,), 7), ((203778.0,), 0)],
+    [
+        ((0.91, 0.2), 3),
+        ((2.28, 0.01), 3),
+        ((0.0123,), 4),
+        ((4e-4,), 6),
+        ((4e-5,), 3),
+        ((203778.0,), 0),
+    ],
 )
 def test_decimals_show_three_or_so_digits(values: tuple[float, ...], decimals: int) -> None:
     methods = ("deterministic", "sngp")

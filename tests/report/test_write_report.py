@@ -112,7 +112,7 @@ def test_each_table_is_written_as_csv_latex_and_text(report: Path) -> None:
     folder = report.parent / "tables"
     stems = {file.stem for file in folder.glob("*.csv")}
     assert stems == {
-        f"toy-{name}" for name in ("results", "iid", "ood-cluster", "cost", "training")
+        f"toy-{name}" for name in ("results", "iid", "ood-cluster", "cost", "training", "methods")
     }
     assert {file.stem for file in folder.glob("*.tex")} == stems
     assert {file.stem for file in folder.glob("*.txt")} == stems | {"results"}

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import (
     BarColumn,
@@ -23,10 +22,12 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from density_softmax.cli.terminal import Terminal
+
 app = typer.Typer(
     help="See, fetch and corrupt data sets.", no_args_is_help=True, rich_markup_mode="markdown"
 )
-console = Console()
+console = Terminal()
 
 Root = Annotated[
     Path | None,
@@ -122,7 +123,7 @@ def corrupt(
 def _progress(*columns: ProgressColumn) -> Iterator[Callable[[str, int, int], None]]:
     """Bars that appear with the first report about their work."""
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         *columns,
         TimeRemainingColumn(),

@@ -19,9 +19,11 @@ from density_softmax.grid.jobs import Engine, LocalEngine, RayEngine
 from density_softmax.grid.latency import measure_latencies
 from density_softmax.grid.plan import choose_methods, plan
 from density_softmax.methods import MethodConfig
-from density_softmax.recipes import RECIPES, find_suite, prepare
+from density_softmax.metrics import is_noisy
+from density_softmax.recipes import RECIPES, find_suite, prepare, recipe_of
 from density_softmax.recipes.ablations import ABLATIONS
 from density_softmax.report import results_text, write_report
+from density_softmax.report.columns import BUSY
 from density_softmax.runs.evaluation import METRICS
 from density_softmax.runs.run import Run, shared_root
 
@@ -51,7 +53,7 @@ def run_demo(out: Path, num_seeds: int, console: Console) -> None:
             runs.append(path)
     page = write_report(runs, out / "report")
     console.rule("results")
-    console.print(results_text(out / "report"), soft_wrap=True, markup=False, highlight=False)
+    console.print(results_text(out / "report"), soft_wrap=True)
     console.print(f"report page: {page}", soft_wrap=True)
 
 
@@ -69,7 +71,7 @@ def run_benchmark(
     """Run the grid and print its results; returns whether every cell is finished.
 
     Args:
-        recipe: its name.
+        recipe: its name, or a table.
         methods: names or groups with commas between; None is all, or the ablated one.
         num_seeds: seeds 0, 1, ..., N − 1.
         engine: this machine, or a Ray cluster.
@@ -79,6 +81,7 @@ def run_benchmark(
         out: the folder of the grid.
         console: where progress is shown.
     """
+    recipe, changes = recipe_of(recipe, changes)
     if methods is None:
         methods = "density_softmax" if ablation else "all"
     names = choose_methods(recipe, methods)
@@ -96,11 +99,24 @@ def run_latency(runs: Sequence[Path], console: Console) -> None:
         runs: directories of finished runs.
         console: where the ratios are shown.
     """
-    table = Table("method", "variant", "metric", box=box.SIMPLE_HEAD)
-    table.add_column("value", justify="right")
-    for row in measure_latencies([Run.at(path) for path in runs]):
-        table.add_row(row.method, row.variant, row.metric, f"{row.value:.3g}")
+    table = Table("method", "variant", "batch", box=box.SIMPLE_HEAD)
+    for column in ("latency, ERM = 1", "between quartiles"):
+        table.add_column(column, justify="right")
+    values = {
+        (row.method, row.variant, row.metric): row.value
+        for row in measure_latencies([Run.at(path) for path in runs])
+    }
+    ratios = {key: value for key, value in values.items() if key[2].startswith("latency_ratio:")}
+    busy = False
+    for (method, variant, metric), ratio in ratios.items():
+        size = metric.partition(":")[2]
+        spread = values[method, variant, f"latency_spread:{size}"]
+        sign = "~" if is_noisy(ratio, spread) else ""
+        table.add_row(method, variant, size, f"{sign}{ratio:.3g}", f"{spread:.3g}")
+        busy = busy or bool(sign)
     console.print(table)
+    if busy:
+        console.print(BUSY, soft_wrap=True)
 
 
 def _engine(name: Literal["local", "ray"], jobs: int | None) -> Engine:
@@ -114,14 +130,14 @@ def _engine(name: Literal["local", "ray"], jobs: int | None) -> Engine:
 def _print(finished: Finished, folder: Path, console: Console) -> None:
     if finished.page is not None:
         text = results_text(folder / "report")
-        console.print(text, soft_wrap=True, markup=False, highlight=False)
+        console.print(text, soft_wrap=True)
         console.print(f"report page: {finished.page}", soft_wrap=True)
     for entry in finished.failed:
         line = f"failed: {entry.name}: {entry.error} (log: {entry.job.log})"
-        console.print(line, style="red", soft_wrap=True, markup=False, highlight=False)
+        console.print(line, style="red", soft_wrap=True)
     failed, ran = len(finished.failed), sum(entry.ran for entry in finished.entries)
     counts = f"{ran - failed} run, {failed} failed, {len(finished.entries) - ran} finished before"
-    console.print(f"{counts}: {folder / 'cells.csv'}", soft_wrap=True, highlight=False)
+    console.print(f"{counts}: {folder / 'cells.csv'}", soft_wrap=True)
     if failed:
         console.print("the same command runs what failed again, and nothing else")
 

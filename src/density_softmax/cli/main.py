@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from density_softmax import __version__
 from density_softmax.cli.data import app as data_app
+from density_softmax.cli.terminal import Terminal, plain
 from density_softmax.errors import UserError
 
 app = typer.Typer(
@@ -23,9 +24,26 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data_app, name="data")
-console = Console()
+console = Terminal()
 
 LARGEST_SEED = 2**63 - 1  # of torch
+RECIPE = "See `density-softmax list recipes`; or a table, FILE.csv."
+# What a user can do about an error of the system.
+REMEDIES = {
+    errno.ENOSPC: "free some space and continue with --resume",
+    errno.EDQUOT: "free some space and continue with --resume",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EACCES: "check its permissions, or choose another path",
+    errno.EPERM: "check its permissions, or choose another path",
+    errno.EROFS: "choose a path that can be written to",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a file is where a folder is expected; choose another path",
+    errno.EEXIST: "a file is where a folder is expected; choose another path",
+    errno.EISDIR: "a folder is where a file is expected; choose another path",
+    errno.ENOTEMPTY: "choose another path",
+    errno.ELOOP: "a link leads back to itself; choose another path",
+}
+LONGEST = 150  # letters of a path in a message
 INTERRUPTED = 130  # how Typer exits from a KeyboardInterrupt
 
 # torch and scikit-learn take seconds to import: each command imports what it needs, --help nothing.
@@ -67,7 +85,7 @@ def demo(
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="See `density-softmax list recipes`.")],
+    recipe: Annotated[str, typer.Argument(help=RECIPE)],
     method: Annotated[
         str, typer.Option(help="See `density-softmax list methods`.")
     ] = "density_softmax",
@@ -118,15 +136,20 @@ def train(
     - `density-softmax train toy --set method.scale=max --set data.shape=two_ovals`
 
     - `density-softmax train toy --method deep_ensemble --member 2`
+
+    - `density-softmax train wine.csv --set data.label=cultivar`
     """
     from density_softmax import benchmark
     from density_softmax.engine import is_first_process
-    from density_softmax.recipes import prepare
+    from density_softmax.recipes import prepare, recipe_of
     from density_softmax.report import run_summary
     from density_softmax.runs.run import Run
 
-    run = Run(prepare(recipe, method, changes or ()), seed, out, root=root)
+    name, wanted = recipe_of(recipe, changes or ())
+    run = Run(prepare(name, method, wanted), seed, out, root=root)
     run = run if member is None else run.member(member)
+    if is_first_process() and run.data.about:
+        console.print(run.data.about, soft_wrap=True, markup=False, highlight=False)
     rows = benchmark.run(run, resume=resume, evaluated=evaluated, share=share)
     if not is_first_process():
         return
@@ -137,7 +160,7 @@ def train(
 
 @app.command()
 def benchmark(
-    recipe: Annotated[str, typer.Argument(help="See `density-softmax list recipes`.")],
+    recipe: Annotated[str, typer.Argument(help=RECIPE)],
     methods: Annotated[
         str | None,
         typer.Option(
@@ -261,7 +284,7 @@ def report(
     from density_softmax.report import results_text, write_report
 
     page = write_report(runs, out, progress=True)
-    console.print(results_text(out), soft_wrap=True, markup=False, highlight=False)
+    console.print(results_text(out), soft_wrap=True)
     console.print(f"report page: {page}", soft_wrap=True)
 
 
@@ -334,9 +357,9 @@ def main() -> None:
     except UserError as error:
         _fail(str(error))
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in REMEDIES:
             raise
-        _fail("the disk is full: free some space and continue with --resume")
+        _fail(_file_error(error))
     except SystemExit as end:
         if end.code == INTERRUPTED:
             print(
@@ -346,7 +369,18 @@ def main() -> None:
         raise
 
 
+def _file_error(error: OSError) -> str:
+    """What is wrong with a file that the system refuses, and the remedy."""
+    reason = (error.strerror or str(error)).lower()
+    text = f"{reason}: {REMEDIES[error.errno or 0]}"
+    if error.filename is None:
+        return text
+    name = os.fsdecode(error.filename)
+    shown = name if len(name) <= LONGEST else f"{name[:LONGEST]}..."
+    return f"{shown}: {text}"
+
+
 def _fail(message: str) -> None:
     """Print one line and leave with exit code 2."""
-    print(f"density-softmax: {' '.join(message.split())}", file=sys.stderr)
+    print(f"density-softmax: {' '.join(plain(message).split())}", file=sys.stderr)
     sys.exit(2)

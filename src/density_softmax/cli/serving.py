@@ -12,6 +12,7 @@ from rich.filesize import decimal
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+from density_softmax.cli.terminal import Terminal
 from density_softmax.serve.predictor import Predictor
 from density_softmax.serve.stream import Served, Throughput, predict_stream
 
@@ -75,10 +76,13 @@ def run_predict(
         batch_size: inputs in memory at once.
         threads: CPU threads; 0 takes all.
     """
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     served = _open(model, threads)
     bar = Progress(
-        SpinnerColumn(), TextColumn("predict"), TextColumn("{task.fields[note]}"), console=console
+        SpinnerColumn(),
+        TextColumn("predict"),
+        TextColumn("{task.fields[note]}", markup=False),
+        console=console,
     )
     with bar:
         task = bar.add_task("predict", total=None, note="")
@@ -91,9 +95,11 @@ def run_predict(
             workers=threads or os.cpu_count() or 1,
             report=lambda so_far: bar.update(task, note=_line(so_far)),
         )
-    console.print(f"{_line(found)}: {_flags(found)}", soft_wrap=True, highlight=False)
+    rows = f"{_line(found)}, a row out for each: {_flags(found)}"
+    console.print(rows, soft_wrap=True)
     if not served.card.thresholds:
-        console.print(f"{model} has no thresholds: nothing is flagged as out of the domain")
+        line = f"{model} has no thresholds: nothing is flagged as out of the domain"
+        console.print(line, soft_wrap=True)
 
 
 def _open(model: Path, threads: int) -> Served:

@@ -6,7 +6,6 @@ Datasets.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from density_softmax.data.readers import (
     NpzImages,
     Svhn,
 )
-from density_softmax.errors import DataError
+from density_softmax.errors import DataError, choices
 
 
 @dataclass(frozen=True)
@@ -300,7 +299,7 @@ def _subsets(images: ImageSet, subset: str, name: str) -> tuple[str, ...]:
     found = tuple(item for item in images.subsets if f"{item}/".startswith(f"{subset}/"))
     if not found:
         known = dict.fromkeys(item.split("/")[0] for item in images.subsets)
-        raise DataError(f"{name} has no subset '{subset}'; there are: {', '.join(known)}")
+        raise DataError(f"{name} has no subset '{subset}'; {choices(subset, known)}")
     return found
 
 
@@ -323,6 +322,4 @@ def _open_path(path: Path) -> ImageSet:
 
 
 def _unknown(text: str, name: str, more: str = "") -> DataError:
-    close = difflib.get_close_matches(name, CATALOG, n=1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return DataError(f"unknown data set '{text}'; {hint}there are: {', '.join(CATALOG)}{more}")
+    return DataError(f"unknown data set '{text}'; {choices(name, CATALOG)}{more}")

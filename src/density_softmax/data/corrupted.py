@@ -23,15 +23,16 @@ from density_softmax.data.corruptions import (
     ALL_CORRUPTIONS,
     CORRUPTIONS,
     EXTRA_CORRUPTIONS,
+    PIXELS,
     SEVERITIES,
     corrupt,
 )
 from density_softmax.data.download import MANIFEST, Report, explain_full_disk
 from density_softmax.data.folders import ImageFiles, scan
 from density_softmax.data.images import Images, ImageSet, LabelledImages, check_labels, numerals
-from density_softmax.data.readers import load_npy
-from density_softmax.errors import DataError
+from density_softmax.errors import DataError, choices
 from density_softmax.files import replacing, write_text
+from density_softmax.files.arrays import load_npy
 
 REMEDY = "write it again with `density-softmax data corrupt`"
 # Images corrupted at a time, between two reports of progress.
@@ -201,8 +202,8 @@ class Corruption:
         ):
             for value in chosen:
                 if value not in legal:
-                    known = ", ".join(map(str, legal))
-                    raise DataError(f"unknown {name} '{value}'; there are: {known}")
+                    known = choices(value, map(str, legal))
+                    raise DataError(f"unknown {name} '{value}'; {known}")
 
 
 def write_corrupted(
@@ -242,6 +243,7 @@ def _write_manifest(out: Path, name: str, images: LabelledImages, corruption: Co
         "shape": list(images.shape),
         "severities": list(corruption.severities),
         "seed": corruption.seed,
+        "pixels": PIXELS,
     }
     found = _manifest(out)
     if found and found != wanted:

@@ -30,10 +30,9 @@ from density_softmax.data.images import (
     Shape,
     Statistics,
 )
-from density_softmax.data.readers import require
 from density_softmax.data.sources import ShuffledSource
 from density_softmax.errors import DataError
-from density_softmax.files import IMAGE_SUFFIXES, Box, central_box, read_image
+from density_softmax.files import IMAGE_SUFFIXES, Box, central_box, image_size, read_image
 from density_softmax.types import Batch, Source
 
 # How many images the mean and standard deviation of a folder are computed from.
@@ -68,7 +67,7 @@ class ImageFiles(LabelledImages):
         """Channels, height and width; those of the first file if no size is set."""
         if self.size is not None:
             return self.channels, self.size, self.size
-        width, height = read_image(self.path(0), 1).size
+        width, height = image_size(self.path(0))
         return self.channels, height, width
 
     def path(self, index: int) -> Path:
@@ -200,7 +199,8 @@ def scan(folder: Path, remedy: str) -> ImageFiles:
         folder: has a folder per class, or images without classes.
         remedy: what an error tells the user to do.
     """
-    require(folder, remedy)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: {'not a folder' if folder.exists() else 'not found'}; {remedy}")
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
     names, labels = [], []
     for label, class_name in enumerate(classes):

@@ -10,7 +10,7 @@ from density_softmax.config import ConfigError, local
 from density_softmax.data.catalog import find_images
 from density_softmax.data.images import ImagePreparation, LabelledImages
 from density_softmax.data.readers import data_root
-from density_softmax.data.sources import DataConfig, checked_splits, hold_out
+from density_softmax.data.sources import DataConfig, checked_splits, hold_out, hold_out_any
 from density_softmax.errors import DataError
 from density_softmax.types import Data, Split, Task
 
@@ -30,7 +30,8 @@ class ImageData(DataConfig, kind="images"):
             is named, the rest of the set is not used.
         shifts: sets of the same classes under other conditions.
         ood: sets of anything else; their labels are not used.
-        heldout: share of the training images kept for calibration, chosen by the seed.
+        heldout: share of the training images kept for calibration, chosen by the seed. With 0 all
+            images train, for methods without a stage that reads held-out data.
         test_fraction: share that becomes `iid` where the set has no test images, or a single
             subset is named; the same images for every seed.
         mean: per channel, of pixel values between 0 and 1; null computes it from the training
@@ -64,13 +65,15 @@ class ImageData(DataConfig, kind="images"):
         """Load training and held-out images, and the test, shifted and OOD sets."""
         available, test = self._in_domain()
         task = Task(available.class_names, available.shape)
-        kept, heldout = hold_out(len(available), self.heldout, seed, self.train)
+        kept, heldout = hold_out_any(len(available), self.heldout, seed, self.train)
         train = available.take(kept)
         prepare = self._preparation(train)
         return Data(
             task=task,
             train=train.source(prepare, self.workers),
-            heldout=available.take(heldout).source(prepare, self.workers),
+            heldout=None
+            if heldout is None
+            else available.take(heldout).source(prepare, self.workers),
             splits=checked_splits(
                 Split("iid", "iid", test.source(prepare, self.workers)),
                 *self._splits(self.shifts, "shift", task, prepare),
@@ -94,6 +97,11 @@ class ImageData(DataConfig, kind="images"):
         if len(train.class_names) < 2:
             raise DataError(
                 f"{self.train}: {len(train.class_names)} labelled classes; training needs two"
+            )
+        if test.shape != train.shape:
+            raise DataError(
+                f"{self.train}: its images have several sizes, {train.shape} and {test.shape}; "
+                "set image_size to bring image files to one size"
             )
         return train, _checked(test, "shift", self.train, Task(train.class_names, train.shape))
 

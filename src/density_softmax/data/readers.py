@@ -9,10 +9,9 @@ labels. Other arrays are ignored.
 
 from __future__ import annotations
 
+import itertools
 import os
-import zipfile
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -25,9 +24,13 @@ from torch import Tensor
 
 from density_softmax.data.images import Images, ImageSet, check_labels, numerals
 from density_softmax.errors import DataError
+from density_softmax.files import regular_file
+from density_softmax.files.arrays import ArrayHeader, Npz, load_npy, open_npz
 
 # Of rows without a label, so many are named in a message.
 NUM_NAMED = 5
+# How numpy and pandas write a value that is missing.
+MISSING = ("", "nan", "NaN", "NAN", "None", "NaT", "<NA>")
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -41,55 +44,37 @@ def data_root(root: str | Path | None = None) -> Path:
     return Path(chosen).expanduser()
 
 
-def require(path: Path, remedy: str) -> Path:
-    """Return `path`, after checking that it exists.
-
-    Args:
-        path: a file or folder.
-        remedy: what an error tells the user to do.
-    """
-    if not path.exists():
-        raise DataError(f"{path}: not found; {remedy}")
-    return path
-
-
-def load_npy(path: Path, remedy: str = "replace it") -> NDArray[Any]:
-    """Memory-map the array of an .npy file: rows are read from disk when they are needed.
+def load_npz(path: Path, check: Callable[[str, ArrayHeader], None]) -> dict[str, NDArray[Any]]:
+    """Read the inputs, labels and class names of an .npz file by name.
 
     Args:
         path: the file.
-        remedy: what an error tells the user to do.
+        check: called with the name and the header of all inputs before any array is read.
     """
-    require(path, remedy)
-    try:
-        # Copy-on-write, because torch takes no read-only memory; nothing ever writes to it.
-        return np.load(path, mmap_mode="c", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"{path}: truncated or not an .npy array ({error}); {remedy}") from None
+    with open_npz(path) as archive:
+        suffixes = ["" if s == "all" else f"_{s}" for s in array_subsets(archive.names, path)]
+        for suffix in suffixes:
+            header = archive.header(f"x{suffix}")
+            check(f"x{suffix}", header)
+            _check_labels_fit(archive, suffix, header.shape[0])
+        wanted = [f"{name}{suffix}" for suffix in suffixes for name in "xy"]
+        return {n: archive.read(n) for n in (*wanted, "class_names") if n in archive.names}
 
 
-def load_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Read the arrays of an .npz file by name.
-
-    Args:
-        path: the file.
-    """
-    require(path, "check the path")
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, OSError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path}: truncated or not an .npz file of plain arrays ({error}); write it again "
-            "with numpy.savez"
-        ) from None
+def _check_labels_fit(archive: Npz, suffix: str, num_rows: int) -> None:
+    if num_rows == 0:
+        raise DataError(f"{archive.path}: x{suffix} holds no rows")
+    if f"y{suffix}" in archive.names:
+        shape = archive.header(f"y{suffix}").shape
+        if shape != (num_rows,):
+            raise DataError(f"{archive.path}: y{suffix} has shape {shape} for {num_rows} rows")
 
 
-def array_subsets(arrays: Arrays, path: Path) -> tuple[str, ...]:
+def array_subsets(arrays: Collection[str], path: Path) -> tuple[str, ...]:
     """Return the subsets in an .npz file: `train` and `test`, or `all`.
 
     Args:
-        arrays: its arrays by name.
+        arrays: the names of its arrays.
         path: the file that an error names.
     """
     if {"x_train", "y_train", "x_test", "y_test"} <= set(arrays):
@@ -123,24 +108,28 @@ def label_texts(y: NDArray[Any], name: str, path: Path) -> list[str]:
     """
     if y.dtype.kind not in "biufU":
         raise DataError(f"{path}: {name} is {y.dtype}; labels are numbers or text")
+    if y.dtype.kind == "f":
+        y = np.where(np.isfinite(y), y, np.nan)
     texts = list(map(str, y))
     refuse_missing_labels(texts, [f"row {row}" for row in range(len(texts))], path)
     return texts
 
 
 def refuse_missing_labels(labels: Sequence[str], rows: Sequence[str], path: Path) -> None:
-    """Refuse labels that are empty or NaN, which would become a class of their own.
+    """Refuse labels that stand for a missing one, which would become a class of their own.
 
     Args:
         labels: one per row.
         rows: what an error calls each row.
         path: the file that an error names.
     """
-    missing = [row for label, row in zip(labels, rows, strict=True) if label.lower() in ("", "nan")]
+    stripped = (label.strip() for label in labels)
+    missing = [row for label, row in zip(stripped, rows, strict=True) if label in MISSING]
     if missing:
         more = f" and {len(missing) - NUM_NAMED} more" if len(missing) > NUM_NAMED else ""
         raise DataError(
-            f"{path}: no label in {', '.join(missing[:NUM_NAMED])}{more}; label or drop these rows"
+            f"{path}: no label in {', '.join(missing[:NUM_NAMED])}{more}; label or drop these rows "
+            f"(no class can be called {', '.join(MISSING[1:])})"
         )
 
 
@@ -153,7 +142,15 @@ class NpzImages(ImageSet):
 
     @cached_property
     def _arrays(self) -> Arrays:
-        return load_npz(self.path)
+        return load_npz(self.path, self._check)
+
+    def _check(self, name: str, header: ArrayHeader) -> None:
+        shape, dtype = header.shape, header.dtype
+        if dtype != np.uint8 or len(shape) not in (3, 4) or (*shape, 1)[3] not in (1, 3):
+            raise DataError(
+                f"{self.path}: {name} is {dtype} of shape {shape}; they must be uint8 of shape "
+                "(images, height, width) or (images, height, width, 1 or 3 channels)"
+            )
 
     @property
     def subsets(self) -> tuple[str, ...]:
@@ -164,15 +161,11 @@ class NpzImages(ImageSet):
         """Return the images of one subset."""
         assert subset in self.subsets
         suffix = "" if subset == "all" else f"_{subset}"
-        x = _image_bytes(self._arrays[f"x{suffix}"], self.path)
+        x = _channels_first(self._arrays[f"x{suffix}"])
         names = self._class_names()
         y = self._arrays.get(f"y{suffix}")
         if y is None:
             return Images(x, torch.full((len(x),), -1), ())
-        if y.shape != (len(x),):
-            raise DataError(
-                f"{self.path}: y{suffix} has shape {y.shape}, but x{suffix} holds {len(x)} images"
-            )
         return Images(x, self._labels(y, names), names)
 
     def _class_names(self) -> tuple[str, ...]:
@@ -181,10 +174,14 @@ class NpzImages(ImageSet):
                 raise DataError(
                     f"{self.path}: class_names has shape {names.shape}; give a list of names"
                 )
-            return tuple(map(str, names))
+            texts = label_texts(names, "class_names", self.path)
+            if len(set(texts)) != len(texts):
+                twice = next(text for text in texts if texts.count(text) > 1)
+                raise DataError(f"{self.path}: class_names has '{twice}' twice; name it once")
+            return tuple(texts)
         named = [name for name in ("y", "y_train", "y_test") if name in self._arrays]
-        texts = (label_texts(self._arrays[name], name, self.path) for name in named)
-        return class_order(label for labels in texts for label in labels)
+        labels = [label_texts(self._arrays[name], name, self.path) for name in named]
+        return class_order(itertools.chain(*labels))
 
     def _labels(self, y: NDArray[Any], names: tuple[str, ...]) -> Tensor:
         if "class_names" in self._arrays and y.dtype.kind in "iu":
@@ -199,14 +196,8 @@ class NpzImages(ImageSet):
         return torch.tensor([index[str(value)] for value in values])[torch.from_numpy(inverse)]
 
 
-def _image_bytes(x: NDArray[Any], path: Path) -> Tensor:
-    if x.ndim == 3:
-        x = x[..., None]
-    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] not in (1, 3):
-        raise DataError(
-            f"{path}: images are {x.dtype} of shape {x.shape}; they must be uint8 of shape "
-            "(images, height, width) or (images, height, width, 1 or 3 channels)"
-        )
+def _channels_first(x: NDArray[Any]) -> Tensor:
+    x = x[..., None] if x.ndim == 3 else x
     return torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
 
 
@@ -291,7 +282,7 @@ def _read_records(
 ) -> tuple[Tensor, Tensor]:
     """Read images and last labels from records of labels, a byte each, and pixels."""
     remedy = _remedy(f"cifar{num_classes}")
-    require(path, remedy)
+    regular_file(path, remedy)
     length = num_labels + PIXELS
     if (size := path.stat().st_size) != num_images * length:
         raise DataError(
@@ -337,7 +328,7 @@ def _load_mat(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     import scipy.io
 
     remedy = _remedy("svhn")
-    require(path, remedy)
+    regular_file(path, remedy)
     try:
         arrays = scipy.io.loadmat(path, variable_names=["X", "y"])
         return arrays["X"], arrays["y"]

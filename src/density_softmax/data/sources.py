@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import final
+from typing import TypeAlias, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from density_softmax.config import ConfigError, Family
 from density_softmax.errors import DataError, UserError
 from density_softmax.types import Batch, Data, Source, Split
+
+Indices: TypeAlias = NDArray[np.intp]
 
 # Names that rows and sample files already use: the training samples, and rows about cost.
 RESERVED = ("train", "cost")
@@ -134,6 +138,42 @@ def hold_out(
         )
     permutation = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed))
     return permutation[num_heldout:].sort().values, permutation[:num_heldout].sort().values
+
+
+def hold_out_any(
+    num_samples: int, fraction: float, seed: int, name: str = "the data"
+) -> tuple[Tensor, Tensor | None]:
+    """Split as `hold_out` does, or keep all samples for training where the fraction is exactly 0.
+
+    Args:
+        num_samples: how many there are to split.
+        fraction: share that is held out, less than 1.
+        seed: decides which.
+        name: what an error calls the set.
+    """
+    if fraction == 0:
+        return torch.arange(num_samples), None
+    return hold_out(num_samples, fraction, seed, name)
+
+
+def hold_out_by_class(y: Indices, fraction: float, seed: int) -> tuple[Indices, Indices]:
+    """Split indices into those to train on and those held out, stratified, both ascending.
+
+    The first row of each class, in random order, is for training. The held-out rows are evenly
+    spaced among the others, sorted by class; there are none if there are no others.
+
+    Args:
+        y: the class of every row, (rows,).
+        fraction: share that is held out, between 0 and 1; at least one row is, if it can be.
+        seed: decides which.
+    """
+    order = np.lexsort((np.random.default_rng(seed).random(len(y)), y))
+    _, first = np.unique(y[order], return_index=True)
+    spare = np.delete(order, first)
+    num_heldout = min(max(1, round(fraction * len(y))), len(spare))
+    spaced = (np.arange(num_heldout) + 0.5) * len(spare) / max(1, num_heldout)
+    heldout = np.sort(spare[spaced.astype(np.intp)])
+    return np.setdiff1d(order, heldout), heldout
 
 
 def checked_splits(*splits: Split) -> tuple[Split, ...]:

@@ -8,7 +8,6 @@ x_test, y_test`.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,11 +25,23 @@ from density_softmax.data.readers import (
     label_texts,
     load_npz,
     refuse_missing_labels,
-    require,
 )
-from density_softmax.data.sources import ArraySource, DataConfig, checked_splits, hold_out
-from density_softmax.errors import DataError
+from density_softmax.data.sources import (
+    ArraySource,
+    DataConfig,
+    checked_splits,
+    hold_out_by_class,
+)
+from density_softmax.errors import DataError, choices
+from density_softmax.files import regular_file
+from density_softmax.files.arrays import ArrayHeader
+from density_softmax.files.tables import CsvTable, as_number, listed, open_csv
 from density_softmax.types import Data, Split, Task
+
+# What a table may be kept in.
+SUFFIXES = (".csv", ".npz")
+# Names of a column, in any case, that is the label if none is named.
+LABELS = ("label", "target", "class", "y")
 
 
 class Standardization(NamedTuple):
@@ -80,6 +91,19 @@ class Rows(NamedTuple):
         labels = self.labels and tuple(self.labels[index] for index in indices.tolist())
         return self._replace(x=self.x[indices], labels=labels)
 
+    def split(self, name: str, fraction: float, seed: int) -> tuple[Rows, Rows]:
+        """Return the rows without, and those with, a stratified share; `name` is its setting."""
+        if not 0 < fraction < 1:
+            raise DataError(f"{self.file}: {name}={fraction}: choose a fraction between 0 and 1")
+        _, y = np.unique(np.array(self.labels), return_inverse=True)
+        kept, taken = hold_out_by_class(y, fraction, seed)
+        if not len(taken):
+            raise DataError(
+                f"{self.file}: no value of the label '{self.columns.label}' occurs twice; "
+                "name another column with --set data.label=NAME, or add rows"
+            )
+        return self.take(torch.from_numpy(kept)), self.take(torch.from_numpy(taken))
+
     def source(self, task: Task, prepare: Standardization, labelled: bool = True) -> ArraySource:
         """Return a source of these rows, with labels of the task or with none."""
         if not labelled:
@@ -107,9 +131,11 @@ class Table(DataConfig, kind="table"):
             `test_fraction` of the training rows.
         shifts: files of the same classes under other conditions.
         ood: files of anything else; their labels are not used.
-        label: name of the label column; null takes the last.
-        heldout: share of the training rows kept for calibration, chosen by the seed.
-        test_fraction: share that becomes `iid`; the same rows for every seed.
+        label: name of the label column; null takes the one called label, target, class or y, or
+            else the last.
+        heldout: share of the training rows kept for calibration, chosen by the seed, stratified.
+            With 0 all rows train, for methods without a stage that reads held-out data.
+        test_fraction: share that becomes `iid`, stratified; the same rows for every seed.
     """
 
     train: str
@@ -122,16 +148,16 @@ class Table(DataConfig, kind="table"):
 
     def load(self, seed: int) -> Data:
         """Load training and held-out rows, and the test, shifted and OOD tables."""
-        train, test = self._in_domain()
-        task = Task(class_order(train.labels or ()), (len(train.columns.features),))
-        if task.num_classes < 2:
-            raise DataError(f"{self.train}: classes {task.class_names}; training needs two")
-        kept, heldout = hold_out(len(train.x), self.heldout, seed, self.train)
-        prepare = Standardization.of(train.x[kept])
+        available, test = self._in_domain()
+        task = Task(class_order(available.labels or ()), (len(available.columns.features),))
+        train, heldout = available, available.take(torch.arange(0))
+        if self.heldout != 0:
+            train, heldout = available.split("heldout", self.heldout, seed)
+        prepare = Standardization.of(train.x)
         return Data(
             task=task,
-            train=train.take(kept).source(task, prepare),
-            heldout=train.take(heldout).source(task, prepare),
+            train=train.source(task, prepare),
+            heldout=heldout.source(task, prepare) if len(heldout.x) else None,
             splits=checked_splits(
                 Split("iid", "iid", test.source(task, prepare)),
                 *_splits(self.shifts, "shift", train.columns, task, prepare),
@@ -143,19 +169,23 @@ class Table(DataConfig, kind="table"):
                 "mean": prepare.mean.tolist(),
                 "std": prepare.std.tolist(),
             },
+            about=f"{self.train}: label '{train.columns.label}' with {task.num_classes} classes, "
+            f"{len(train.columns.features)} features; {len(train.x)} rows to train on, "
+            f"{len(heldout.x)} held out, {len(test.x)} to test on",
         )
 
     def _in_domain(self) -> tuple[Rows, Rows]:
+        if not self.train:
+            raise DataError("no table to train on: name it with --set data.train=FILE.csv")
         subsets = read_table(Path(self.train), self.label)
         train = subsets.get("train") or subsets["all"]
-        if "test" in subsets:
-            test = subsets["test"]
-        elif self.test is None:
-            kept, tested = hold_out(len(train.x), self.test_fraction, 0, self.train)
-            train, test = train.take(kept), train.take(tested)
+        if len(names := class_order(train.labels or ())) < 2:
+            raise DataError(f"{self.train}: classes {names}; training needs two")
         if self.test is not None:
-            test = _to_evaluate(self.test, train.columns)
-        return train, test
+            return train, _to_evaluate(self.test, train.columns)
+        if "test" in subsets:
+            return train, subsets["test"]
+        return train.split("test_fraction", self.test_fraction, 0)
 
 
 def read_table(
@@ -165,20 +195,14 @@ def read_table(
 
     Args:
         path: a .csv or .npz file.
-        label: the label column of a training file; None takes the last.
+        label: the label column of a training file; None takes the one that looks like it.
         like: the columns of the training file, for a file to evaluate on.
     """
-    path = require(path.expanduser(), "check the path")
-    if path.suffix not in (".csv", ".npz"):
+    path = regular_file(path.expanduser())
+    if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"{path}: a table is a .csv or an .npz file")
-    subsets = _read_npz(path, like) if path.suffix == ".npz" else _read_csv(path, label, like)
-    for rows in subsets.values():
-        if like is not None and rows.x.shape[1] != len(like.features):
-            raise DataError(
-                f"{path}: shape {tuple(rows.x.shape[1:])}, but the training rows have "
-                f"{(len(like.features),)}"
-            )
-    return subsets
+    is_csv = path.suffix.lower() == ".csv"
+    return _read_csv(path, label, like) if is_csv else _read_npz(path, like)
 
 
 def _splits(
@@ -199,18 +223,25 @@ def _to_evaluate(file: str, columns: Columns) -> Rows:
 
 
 def _read_npz(path: Path, like: Columns | None) -> dict[str, Rows]:
-    arrays = load_npz(path)
+    def check(name: str, header: ArrayHeader) -> None:
+        if len(header.shape) != 2 or header.dtype.kind not in "iuf":
+            raise DataError(
+                f"{path}: {name} is {header.dtype} of shape {header.shape}; a table needs "
+                "numbers of shape (rows, features)"
+            )
+        _check_width(path, header.shape[1], like)
+
+    arrays = load_npz(path, check)
     subsets = {}
     for subset in array_subsets(arrays, path):
         suffix = "" if subset == "all" else f"_{subset}"
         x, y = arrays[f"x{suffix}"], arrays.get(f"y{suffix}")
-        if x.ndim != 2 or x.dtype.kind not in "iuf" or not np.isfinite(x).all():
+        if len(bad := np.argwhere(~np.isfinite(x))):
+            row, column = bad[0].tolist()
             raise DataError(
-                f"{path}: x{suffix} is {x.dtype} of shape {x.shape}; a table needs finite numbers "
-                "of shape (rows, features)"
+                f"{path}: x{suffix} holds {x[row, column]} in row {row}, column {column}; a table "
+                "needs finite numbers: fill or drop missing values"
             )
-        if y is not None and y.shape != (len(x),):
-            raise DataError(f"{path}: y{suffix} has shape {y.shape} for {len(x)} rows")
         columns = Columns(tuple(map(str, range(x.shape[1]))), "y")
         labels = None if y is None else list(map(str, y))
         if y is not None and like is None:  # to train on; of OOD files labels are not used
@@ -220,62 +251,68 @@ def _read_npz(path: Path, like: Columns | None) -> dict[str, Rows]:
 
 
 def _read_csv(path: Path, label: str | None, like: Columns | None) -> dict[str, Rows]:
-    header, lines = _csv_lines(path)
-    training = like is None
-    if like is None:
-        label = label if label is not None else header[-1]
-        _column(header, label, path)
-        like = Columns(tuple(name for name in header if name != label), label)
-    numeric = [_column(header, name, path) for name in like.features]
-    x = np.array([[_number(cells[column]) for column in numeric] for _, cells in lines])
-    if len(bad := np.argwhere(np.isnan(x))):
-        (line, cells), column = lines[bad[0, 0]], numeric[bad[0, 1]]
-        raise DataError(
-            f"{path}: line {line}, column '{header[column]}': '{cells[column]}' is not a finite "
-            "number; encode categories as numbers and fill or drop missing values"
-        )
-    labels = None
-    if like.label in header:
-        column = header.index(like.label)
-        labels = [cells[column] for _, cells in lines]
-        if training:
-            refuse_missing_labels(labels, [f"line {line}" for line, _ in lines], path)
-    return {"all": _rows(path, like, x, labels)}
-
-
-def _csv_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Read the header, and every other line that is not empty with its number."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: not a .csv file in UTF-8 ({error})") from None
-    if len(lines) < 2:
+    with open_csv(path) as table:
+        header, training = _checked_header(table), like is None
+        if like is None:
+            label = label if label is not None else _label_of(header)
+            _column(header, label, path)
+            like = Columns(tuple(name for name in header if name != label), label)
+        numeric = [_column(header, name, path) for name in like.features]
+        column = header.index(like.label) if like.label in header else None
+        x, labels, lines = [], [], []
+        for row in table.rows(numeric):
+            if row.problem:
+                raise DataError(
+                    f"{path}: {row.problem}; encode categories as numbers, and correct or drop "
+                    "this row"
+                )
+            x.append(row.numbers)
+            lines.append(f"line {row.line}")
+            labels.append("" if column is None else row.cells[column].strip())
+    if not x:
         raise DataError(f"{path}: needs a line of column names and at least one row")
-    header = lines[0][1]
-    if len(header) < 2 or not any(math.isnan(_number(name)) for name in header[:-1]):
-        raise DataError(f"{path}: line 1 is '{','.join(header)}'; it must name the columns")
-    for number, cells in lines[1:]:
-        if len(cells) != len(header):
-            raise DataError(f"{path}: line {number} has {len(cells)} cells, line 1 {len(header)}")
-    return header, lines[1:]
+    if training:
+        refuse_missing_labels(labels, lines, path)
+        _refuse_other_encodings([*header, *labels], path)
+    return {"all": _rows(path, like, np.array(x), None if column is None else labels)}
+
+
+def _checked_header(table: CsvTable) -> list[str]:
+    header = table.header
+    if len(header) < 2 or not any(math.isnan(as_number(name)) for name in header[:-1]):
+        raise DataError(
+            f"{table.path}: line 1 is '{listed(header)}'; it must name the columns, two or more"
+            f"{table.hint}"
+        )
+    return header
+
+
+def _refuse_other_encodings(texts: Sequence[str], path: Path) -> None:
+    """Refuse names of columns and classes that are not UTF-8."""
+    for text in dict.fromkeys(texts):
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise DataError(f"{path}: {listed([text])} is not in UTF-8; save the file as UTF-8")
+
+
+def _label_of(header: Sequence[str]) -> str:
+    """Return the column that is named like a label, or the last; beside an x, y is a feature."""
+    names = {name.lower(): name for name in reversed(header)}
+    known = LABELS[:-1] if "x" in names else LABELS
+    return next((names[name] for name in known if name in names), header[-1])
 
 
 def _column(header: Sequence[str], name: str, path: Path) -> int:
     if header.count(name) != 1:
         found = "no column" if name not in header else "several columns"
-        raise DataError(f"{path}: {found} '{name}'; there are: {', '.join(header)}")
+        raise DataError(f"{path}: {found} '{name}'; {choices(name, header)}")
     return header.index(name)
 
 
-def _number(text: str) -> float:
-    """Parse a cell; NaN if it is not a finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        return math.nan
-    return value if math.isfinite(value) else math.nan
+def _check_width(path: Path, width: int, like: Columns | None) -> None:
+    if like is not None and width != len(like.features):
+        raise DataError(
+            f"{path}: shape {(width,)}, but the training rows have {(len(like.features),)}"
+        )
 
 
 def _rows(path: Path, columns: Columns, x: NDArray[Any], labels: list[str] | None) -> Rows:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from density_softmax.config import at_least
-from density_softmax.data.sources import ArraySource, DataConfig, hold_out
+from density_softmax.data.sources import ArraySource, DataConfig, hold_out_any
 from density_softmax.types import Data, Split, Task
 
 # The evaluation grid of the surfaces: [−3, 3] × [−2, 2] with 100 points a side.
@@ -30,7 +30,8 @@ class Toy(DataConfig, kind="toy"):
     Attributes:
         shape: which of the two sets.
         num_points: training points; the in-domain test set is another one of the same size.
-        heldout: share of the training points kept for calibration.
+        heldout: share of the training points kept for calibration. With 0 all points train, for
+            methods without a stage that reads held-out data.
     """
 
     shape: Literal["two_moons", "two_ovals"] = "two_moons"
@@ -46,11 +47,11 @@ class Toy(DataConfig, kind="toy"):
         # Independent streams: asking for more test points does not change the training points.
         train, test, far = (np.random.default_rng([seed, stream]) for stream in range(3))
         x, y = _tensors(*self._in_domain(train))
-        kept, heldout = hold_out(len(x), self.heldout, seed, self.shape)
+        kept, heldout = hold_out_any(len(x), self.heldout, seed, self.shape)
         return Data(
             task=Task(class_names=("0", "1"), input_shape=(2,)),
             train=ArraySource(x[kept], y[kept]),
-            heldout=ArraySource(x[heldout], y[heldout]),
+            heldout=None if heldout is None else ArraySource(x[heldout], y[heldout]),
             splits=(
                 Split("iid", "iid", ArraySource(*_tensors(*self._in_domain(test)))),
                 Split("cluster", "ood", _unlabelled(self._out_of_domain(far))),

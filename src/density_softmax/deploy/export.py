@@ -250,11 +250,17 @@ def export_run(run: Run, file: Path, *, int8: bool = False, progress: bool = Tru
         progress: draw a progress bar.
     """
     data = run.data
-    rows = range(min(8, len(data.heldout)))
+    if int8 and data.heldout is None:
+        raise UserError(
+            f"{run.path}: held nothing out (data.heldout=0), so what 8 bits change cannot be "
+            "measured; export without 8 bits"
+        )
+    shown = data.heldout or data.train
+    rows = range(min(8, len(shown)))
     return export(
         run.load(),
         file,
-        example=next(data.heldout.read([rows], torch.device("cpu"))).x,
+        example=next(shown.read([rows], torch.device("cpu"))).x,
         heldout=data.heldout,
         class_names=data.task.class_names,
         normalisation=data.normalisation,
@@ -276,7 +282,7 @@ class RunPredictor:
 
     @classmethod
     def of(cls, run: Run, threads: int = 0) -> RunPredictor:
-        """From a run, in one process; thresholds come from the held-out data.
+        """From a run, in one process; thresholds come from the held-out data, if there are any.
 
         Args:
             run: a finished run.
@@ -286,8 +292,10 @@ class RunPredictor:
         fabric = start(replace(engine.in_one_process(), threads=threads or None))
         fabric.to_device(method)
         data, task = run.data, run.data.task
-        prediction, _ = predict(fabric, method, data.heldout, engine.predict_batch_size)
         card = _card(method, task.input_shape, task.class_names, data.normalisation)
+        if data.heldout is None:
+            return cls(method, card)
+        prediction, _ = predict(fabric, method, data.heldout, engine.predict_batch_size)
         return cls(method, replace(card, thresholds=thresholds_of(prediction.epistemic.numpy())))
 
     def predict(self, x: NDArray[Any]) -> Answer:

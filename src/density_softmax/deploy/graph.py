@@ -21,10 +21,10 @@ from torch.nn import functional as F
 
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
-from density_softmax.nn.densities import GaussianDensity
+from density_softmax.nn.densities import ClassAwareDensity, GaussianDensity
 from density_softmax.nn.execution import full_precision
 from density_softmax.nn.layers.surgery import replace_layers
-from density_softmax.nn.softmax.typicality import Typicality, in_columns
+from density_softmax.nn.softmax.typicality import Evidence, Typicality, in_columns
 from density_softmax.serve.card import Card
 from density_softmax.serve.predictor import Answer, onnx_session
 from density_softmax.types import Prediction
@@ -61,49 +61,46 @@ def as_graph_input(x: Tensor) -> Tensor:
 
 
 @final
-class FusedGaussians(nn.Module):
-    """Σ_i w_i (ℓ_i − c_i) of Gaussians ℓ_i and the energy as h − ‖A(z − m)‖² + w log Σ exp g(z).
+class FusedTypicality(nn.Module):
+    """A typicality whose Gaussians are one matrix product: A(f − m) with the rows of all W_i.
 
-    The rows of A are those of all √(w_i/2) W_i, each in the columns that its expert reads; h holds
-    what does not depend on the input.
+    Each W_i stands in the columns that its expert reads, and the squares of its rows add up to the
+    distance of that expert.
 
     Args:
-        typicality: a fitted one, all of whose densities are Gaussians.
+        typicality: a fitted one, whose densities are Gaussians and, last, a class-aware one.
     """
 
     center: Tensor
     whitening: Tensor
+    gather: Tensor
     height: Tensor
-    energy: Tensor | None
 
     @torch.no_grad()
     def __init__(self, typicality: Typicality) -> None:
         super().__init__()
-        begin = min(columns.start for columns in typicality.columns)
-        end = max(columns.stop for columns in typicality.columns)
-        weight = typicality.weight.double()
-        centers, blocks, height = [], [], -weight @ typicality.center.double()
-        gaussians = zip(typicality.densities.values(), typicality.columns, weight, strict=False)
-        for gaussian, columns, share in gaussians:
-            assert isinstance(gaussian, GaussianDensity)
-            around = (columns.start - begin, end - columns.stop)
-            centers.append(F.pad(gaussian.center, around))
-            blocks.append(F.pad((share / 2).sqrt() * gaussian.whitening.double(), around))
-            height += share * gaussian.log_height.double()
-        self.columns = slice(begin, end)
-        self.register_buffer("center", torch.stack(centers).sum(0))
-        self.register_buffer("whitening", torch.cat(blocks).float())
-        self.register_buffer("height", height.float())
-        self.register_buffer("energy", weight[-1].float() if typicality.energy else None)
+        readers = [(density, columns) for _, density, columns in typicality.readers()]
+        gaussians = [(d, c) for d, c in readers if isinstance(d, GaussianDensity)]
+        self.typicality, self.aware = typicality, readers[len(gaussians) :]
+        width = max(columns.stop for _, columns in gaussians)
+        padded = [(d, (c.start, width - c.stop)) for d, c in gaussians]
+        self.columns = slice(0, width)
+        self.register_buffer("center", torch.stack([F.pad(d.center, p) for d, p in padded]).sum(0))
+        self.register_buffer("whitening", torch.cat([F.pad(d.whitening, p) for d, p in padded]))
+        halves = [torch.full((len(d.whitening), 1), -0.5) for d, _ in gaussians]
+        self.register_buffer("gather", torch.block_diag(*halves))
+        self.register_buffer("height", torch.stack([d.log_height for d, _ in gaussians]))
 
-    def forward(self, features: Tensor, logits: Tensor) -> Tensor:
-        """The typicality of each sample."""
+    def forward(self, features: Tensor, logits: Tensor) -> Evidence:
+        """The evidence of each sample."""
         with full_precision(features):
-            z = in_columns(features, self.columns).float()
-            found = self.height - F.linear(z - self.center, self.whitening).square().sum(-1)
-            if self.energy is None:
-                return found
-            return torch.addcmul(found, self.energy, logits.logsumexp(-1))
+            z = in_columns(features, self.columns).float() - self.center
+            squares = F.linear(z, self.whitening).square()
+            found = [torch.addmm(self.height, squares, self.gather)]
+            found += [density.experts(in_columns(features, c)) for density, c in self.aware]
+            if self.typicality.energy:
+                found.append(logits.logsumexp(-1, keepdim=True))
+            return self.typicality.combined(torch.cat(found, dim=-1) if found[1:] else found[0])
 
 
 def fuse_gaussians(network: nn.Module) -> list[str]:
@@ -121,8 +118,10 @@ def fuse_gaussians(network: nn.Module) -> list[str]:
     def rule(name: str, layer: nn.Module) -> nn.Module | None:
         if not isinstance(layer, Typicality):
             return None
-        kinds = {type(density) for density in layer.densities.values()}
-        return FusedGaussians(layer) if kinds == {GaussianDensity} else None
+        *kinds, last = (type(density) for density in layer.densities.values())
+        if last is not ClassAwareDensity:
+            kinds.append(last)
+        return FusedTypicality(layer) if set(kinds) == {GaussianDensity} else None
 
     return replace_layers(network, rule)
 

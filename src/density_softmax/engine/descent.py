@@ -119,7 +119,7 @@ class Descender:
         number: int,
         stage: Train,
         source: Source,
-        heldout: Source,
+        heldout: Source | None,
         spent: float,
     ) -> None:
         self.setting, self.number, self.stage = setting, number, stage
@@ -127,6 +127,7 @@ class Descender:
         self.batch_size = source.batch_size or stage.descent.batch_size
         samples = len(source.order(self._epoch_seed(0)))  # a sampler may draw fewer than all
         self.num_steps = num_batches(samples, self.batch_size)
+        self.num_epochs = stage.descent.num_epochs(self.num_steps)
         # A frozen parameter is none of the optimizer's: weight decay would change it.
         trained = [parameter for parameter in stage.parameters if parameter.requires_grad]
         optimizer = stage.descent.optimizer.build(trained)
@@ -141,7 +142,7 @@ class Descender:
 
     def run(self) -> float:
         """All epochs that are not done yet; returns the seconds of the whole stage."""
-        epochs, saved = self.stage.descent.epochs, time.perf_counter()
+        epochs, saved = self.num_epochs, time.perf_counter()
         bar = self.setting.bars.add(
             self.stage.name, epochs * self.num_steps, self.done * self.num_steps
         )
@@ -224,8 +225,7 @@ class Descender:
         set_modes(self.setting.method)
 
     def _set_rates(self, epoch: float) -> None:
-        descent = self.stage.descent
-        factor = descent.schedule.factor(epoch, descent.epochs)
+        factor = self.stage.descent.schedule.factor(epoch, self.num_epochs)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
 
@@ -246,9 +246,9 @@ class Descender:
         self.patience.look(record)
 
     def _monitor(self) -> dict[str, float]:
-        """Means of the monitored values over the held-out slice."""
+        """Means of the monitored values over the held-out slice, if there is one."""
         monitor = self.stage.monitor
-        if monitor is None:
+        if monitor is None or self.heldout is None:
             return {}
 
         def sums(batch: Batch) -> Values:
@@ -283,6 +283,22 @@ def check_trainable(stages: Iterable[Stage]) -> None:
             raise UserError(
                 f"stage {stage.name}: all that it trains is frozen; set requires_grad_(True) on "
                 "some of it, or leave the stage out of the config"
+            )
+
+
+def check_heldout(stages: Iterable[Stage], heldout: object | None) -> None:
+    """Refuse a stage that needs held-out data where there are none.
+
+    Args:
+        stages: of a method.
+        heldout: the held-out data, or None.
+    """
+    for stage in stages if heldout is None else ():
+        patient = isinstance(stage, Train) and stage.descent.patience is not None
+        if stage.split == "heldout" or patient:
+            raise UserError(
+                f"stage {stage.name}: reads held-out data, and there are none; pass some, or in a "
+                "recipe set data.heldout=0.1" + (", or set patience=null" if patient else "")
             )
 
 

@@ -14,7 +14,13 @@ from density_softmax.config import to_dict
 from density_softmax.data.loaders import as_source
 from density_softmax.data.sources import ArraySource, SubsetSource
 from density_softmax.engine.checkpoints import Checkpoints
-from density_softmax.engine.descent import Descender, Setting, check_trainable, only_trainable
+from density_softmax.engine.descent import (
+    Descender,
+    Setting,
+    check_heldout,
+    check_trainable,
+    only_trainable,
+)
 from density_softmax.engine.inspection import InspectedSource, Inspection
 from density_softmax.engine.passes import collect, num_batches, total
 from density_softmax.engine.progress import Bars
@@ -50,7 +56,8 @@ def fit(
     Args:
         method: what to train, in place.
         train: a DataLoader, a Dataset, a pair (inputs, labels) or a Source to learn from.
-        heldout: the same for the data that calibrate and monitor; never test data.
+        heldout: the same for the data that calibrate and monitor; never test data. None if no
+            stage needs them; nothing is monitored then.
         seed: decides the order of samples and every random draw.
         directory: where checkpoints go; without one a run cannot be resumed.
         resume: continue the run that the directory holds.
@@ -118,7 +125,8 @@ def inspected(
         "train": Inspection(num_classes, least_classes=least_classes),
         "heldout": Inspection(num_classes, "held-out (calibration)", least_classes=1),
     }
-    data = {"train": as_source(train), "heldout": as_source(heldout)}
+    given = {"train": train, "heldout": heldout}
+    data = {split: as_source(value) for split, value in given.items() if value is not None}
     sources = {split: InspectedSource(data[split], inspections[split]) for split in data}
     for source in sources.values():
         source.look_ahead()
@@ -152,7 +160,7 @@ def _run_stages(
 
     Args:
         setting: what the stages of the run share.
-        sources: the data by split, `train` and `heldout`.
+        sources: the data by split, `train` and, if there are any, `heldout`.
         features: of both, if they have been computed before.
         shared: where to look for stages that another run has finished.
     """
@@ -163,6 +171,7 @@ def _run_stages(
     finished = len(checkpoints.finished)
     stages = method.stages()[finished:]
     check_trainable(stages)
+    check_heldout(stages, sources.get("heldout"))
     for number, stage in enumerate(stages, finished):
         if shared is None:
             _finish_stage(setting, number, stage, sources, cache)
@@ -217,7 +226,7 @@ def run_stage(
     """
     counted, spent = _features_read(setting.method.stages()[:number]), 0.0
     data = dict(sources)
-    for split in _splits_read(stage) if stage.on == "features" else ():
+    for split in _splits_read(stage) & sources.keys() if stage.on == "features" else ():
         began = time.perf_counter()
         data[split] = cache.source(split, sources[split], setting.bars)
         spent += 0.0 if split in counted else time.perf_counter() - began
@@ -226,16 +235,16 @@ def run_stage(
         _estimate(setting, stage, data[stage.split])
         return spent + time.perf_counter() - began
     with only_trainable(setting.method, stage):
-        descender = Descender(setting, number, stage, data[stage.split], data["heldout"], spent)
+        descender = Descender(setting, number, stage, data[stage.split], data.get("heldout"), spent)
         seconds = descender.run()
     if _trains_encoder(stage):
         cache.clear()
     return seconds
 
 
-def _splits_read(stage: Stage) -> tuple[str, ...]:
+def _splits_read(stage: Stage) -> set[str]:
     """What a stage learns from and, if it is trained, what it is monitored on."""
-    return (stage.split, "heldout") if isinstance(stage, Train) else (stage.split,)
+    return {stage.split, "heldout"} if isinstance(stage, Train) else {stage.split}
 
 
 def _features_read(stages: Sequence[Stage]) -> set[str]:

@@ -31,10 +31,10 @@ class Bars:
         console = Console()
         self._notebook = Notebook() if show and console.is_jupyter else None
         self._progress = Progress(
-            TextColumn("{task.description:<16}"),
+            TextColumn("{task.description:<16}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=console,
             disable=not show or self._notebook is not None,

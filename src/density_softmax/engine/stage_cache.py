@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from density_softmax import __version__
 from density_softmax.config import plain
 from density_softmax.engine.checkpoints import Checkpoints, read_progress
-from density_softmax.files import StorageError, hash_tensor
+from density_softmax.files import StorageError, hash_tensor, lock_file
 from density_softmax.methods.base import Method
 from density_softmax.training import Stage
 
@@ -94,9 +94,9 @@ class StageCache:
         """
         lock = self._open(digest) if fabric.is_global_zero else None
         try:
-            if not fabric.broadcast(lock is None or _is_locked_by_us(lock)):
+            if not fabric.broadcast(lock is None or lock_file(lock, without_locks=True)):
                 waiting()
-                while not fabric.broadcast(lock is None or _is_locked_by_us(lock)):
+                while not fabric.broadcast(lock is None or lock_file(lock, without_locks=True)):
                     time.sleep(PATIENCE)
             yield
         finally:
@@ -196,18 +196,3 @@ def _state(state: Mapping[str, Tensor], stage: Stage) -> dict[str, Tensor]:
         for name, tensor in state.items()
         if (not stage.modules or name.partition(".")[0] in stage.modules) and not is_lazy(tensor)
     }
-
-
-def _is_locked_by_us(file: IO[str]) -> bool:
-    """Whether this process could lock the file."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: runs that train the same stage do not wait for each other
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from rich.console import Console
 
 from density_softmax.engine import EngineConfig
 from density_softmax.files import write_text
+from density_softmax.files.tables import csv_reader, csv_writer
 from density_softmax.grid.jobs import Engine, Job, Outcome
 from density_softmax.grid.latency import drop_latencies, were_timed_together
 from density_softmax.grid.plan import Cell
@@ -111,11 +111,11 @@ class Board:
     def save(self) -> None:
         """Write the state of every job to the file."""
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(FIELDS)
+        write = csv_writer(text)
+        write([FIELDS])
         for entry in self.entries:
             seconds = "" if entry.seconds is None else f"{entry.seconds:.1f}"
-            writer.writerow((entry.name, entry.state, seconds, entry.error, entry.job.log))
+            write([(entry.name, entry.state, seconds, entry.error, entry.job.log)])
         write_text(self.file, text.getvalue())
 
 
@@ -201,8 +201,10 @@ def _read_seconds(file: Path) -> dict[str, float]:
     if not file.is_file():
         return {}
     with file.open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    return {row["cell"]: float(row["seconds"]) for row in rows if row.get("seconds")}
+        rows = csv_reader(lines)
+        header = next(rows, [])
+        cells = [dict(zip(header, row, strict=False)) for row in rows]
+    return {cell["cell"]: float(cell["seconds"]) for cell in cells if cell.get("seconds")}
 
 
 LATENCY = "latency"

@@ -21,7 +21,7 @@ from density_softmax.nn.classifier import Classifier
 from density_softmax.nn.softmax.averaging import tile
 from density_softmax.nn.softmax.head import Head
 from density_softmax.training import Descent, Stage, Train
-from density_softmax.types import Batch
+from density_softmax.types import Batch, Needs
 
 Group = Literal["paper", "posthoc"]
 
@@ -146,7 +146,7 @@ class MethodConfig(Family, package="density_softmax.methods"):
         defines: what is the method's own, `score`, `probs` or both of them; the rest is that of
             the plain softmax.
         stores_data: whether it keeps training data.
-        method: the class in which the config is nested.
+        control_for: of a control, the kind of the method that it repeats without a density.
     """
 
     members: ClassVar[Members[MethodConfig]]  # type: ignore[assignment]
@@ -156,7 +156,8 @@ class MethodConfig(Family, package="density_softmax.methods"):
     group: ClassVar[Group]
     defines: ClassVar[tuple[str, ...]]
     stores_data: ClassVar[bool]
-    method: ClassVar[type[Method]]
+    control_for: ClassVar[str] = ""
+    method: ClassVar[type[Method]]  # the class in which the config is nested
 
     def __init_subclass__(
         cls,
@@ -179,6 +180,10 @@ class MethodConfig(Family, package="density_softmax.methods"):
     def build(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> Method:
         """An untrained method around `encoder`; `example` is a batch to measure widths with."""
         return self.method(encoder, num_classes, self, example)
+
+    def needs(self) -> Needs:
+        """What it needs beyond a plain classifier."""
+        return Needs()
 
     def ensemble(self) -> tuple[MethodConfig, ...]:
         """The members that are trained as runs of their own, in place of this method's stages."""

@@ -16,7 +16,7 @@ from density_softmax.nn.layers.rank_one import PointVectors, RankOne
 from density_softmax.nn.layers.surgery import WEIGHT_LAYERS, replace_layers
 from density_softmax.nn.softmax.averaging import average_members, nll_of_average, tile
 from density_softmax.training import Descent, Stage
-from density_softmax.types import Batch, Prediction
+from density_softmax.types import Batch, Needs, Prediction
 
 
 @final
@@ -51,6 +51,10 @@ class BatchEnsemble(Method):
 
         def __post_init__(self) -> None:
             at_least(self, num_members=1, initial_std=0, fast_gradient=0, l2=0)
+
+        def needs(self) -> Needs:
+            """What it needs beyond a plain classifier."""
+            return Needs(passes=self.num_members, inside="vectors for each member")
 
     config: Config
 

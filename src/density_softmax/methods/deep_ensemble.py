@@ -14,7 +14,7 @@ from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.layers.surgery import reinitialized_copy
 from density_softmax.nn.softmax.averaging import average_probs
 from density_softmax.training import Stage
-from density_softmax.types import Prediction
+from density_softmax.types import Needs, Prediction
 
 
 def _erm() -> MethodConfig:
@@ -54,6 +54,12 @@ class DeepEnsemble(Method):
         def ensemble(self) -> tuple[MethodConfig, ...]:
             """Every member is a run of its own."""
             return (self.member,) * self.num_members
+
+        def needs(self) -> Needs:
+            """What it needs beyond a plain classifier."""
+            each = self.member.needs()
+            passes, networks = (number * self.num_members for number in each[:2])
+            return each._replace(passes=passes, networks=networks)
 
     config: Config
 

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.backbones.headless import Headless
-from density_softmax.nn.densities import Density, DensityConfig, FlowDensity
+from density_softmax.nn.densities import ClassAwareDensity, Density, DensityConfig, FlowDensity
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty, PenaltyConfig
 from density_softmax.nn.softmax.head import Head, entropy_of_logits
 from density_softmax.nn.softmax.scale import QuantileScale, ScaleConfig
-from density_softmax.nn.softmax.typicality import Typicality, in_columns
+from density_softmax.nn.softmax.typicality import Evidence, Typicality, in_columns
 from density_softmax.nn.taps import LayerReader
 from density_softmax.training import Adam, Descent, Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
@@ -30,6 +30,9 @@ class DensitySoftmax(Method):
     f is pulled towards Lipschitz constant 1, p(z) is a light density on its features and s maps
     log densities to factors in (0, 1]. Typical inputs keep the plain softmax; far from the
     training data the prediction becomes uniform (Theorem 1).
+
+    The epistemic uncertainty is −log p(z) or, with `classes`, a sum of surprises in which
+    class-aware experts take part (`nn.softmax.typicality.Typicality`).
     """
 
     @dataclass(frozen=True)
@@ -48,8 +51,10 @@ class DensitySoftmax(Method):
             layers: names of the encoder's layers whose pooled statistics the density reads;
                 none means the last features, as in the paper.
             last: with layers, read the last features too, by a second density of the same kind.
-            energy: add the classifier's own energy log Σ exp g(z) to the log densities. Shallow
-                layers see corruptions, last features and energy see OOD classes.
+            classes: add a class-aware density of the last features: Gaussians of the classes on
+                their directions, and how much these explain. Shallow layers see corruptions,
+                class-aware experts see OOD classes that resemble the known ones.
+            energy: add the classifier's own energy log Σ exp g(z), which sees OOD classes too.
             scale: how log densities become factors.
             representation: training of encoder and head (Eq. 4), or null if they are trained.
             head: training of the head on scaled logits (Eq. 6), or null to leave it out.
@@ -59,6 +64,7 @@ class DensitySoftmax(Method):
         density: DensityConfig = field(default_factory=FlowDensity.Config)
         layers: tuple[str, ...] = ()
         last: bool = True
+        classes: bool = False
         energy: bool = False
         scale: ScaleConfig = field(default_factory=QuantileScale.Config)
         representation: Descent | None = Descent(epochs=100)
@@ -112,7 +118,7 @@ class DensitySoftmax(Method):
             )
 
     def _density_stages(self) -> Iterator[Stage]:
-        names = ("density", "layers", "last", "energy")
+        names = ("density", "layers", "last", "classes", "energy")
         settings = {name: getattr(self.config, name) for name in names}
         for stage in self.typicality.stages():
             own = settings | {"objective": stage.name}
@@ -129,14 +135,14 @@ class DensitySoftmax(Method):
         )
 
     def forward(self, x: Tensor) -> Prediction:
-        """Eq. 7, the entropy of softmax(g(z)), and −log p(z), all from one pass."""
+        """Eq. 7, the entropy of softmax(g(z)), and the surprise, all from one pass."""
         return self.predict_features(self.features(x))
 
     def predict_features(self, features: Tensor) -> Prediction:
         """`forward` from what `features` returned."""
-        logits, log_prob = self.logits_and_log_prob(features)
-        probs = (self.scale(log_prob).unsqueeze(-1) * logits).softmax(-1)
-        return Prediction(probs, entropy_of_logits(logits), -log_prob)
+        logits, evidence = self.logits_and_evidence(features)
+        probs = (self.scale(evidence.log_prob).unsqueeze(-1) * logits).softmax(-1)
+        return Prediction(probs, entropy_of_logits(logits), evidence.surprise)
 
     def features(self, x: Tensor) -> Tensor:
         """The last features z and, behind them, what the named layers gave."""
@@ -148,8 +154,8 @@ class DensitySoftmax(Method):
         """The last features alone."""
         return super().features(x)
 
-    def logits_and_log_prob(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """g(z) and log p(z), from what `features` returns."""
+    def logits_and_evidence(self, features: Tensor) -> tuple[Tensor, Evidence]:
+        """g(z) and how typical z is, from what `features` returns."""
         raw = self.head.raw(self._last(features))
         return raw / self.head.temperature, self.typicality(features, raw)
 
@@ -181,20 +187,29 @@ class DensitySoftmax(Method):
             widths = [h.shape[1] for h in self.reader.pop()]  # of the pass that measured z
             shallow = {"layers": slice(self.num_features, self.num_features + sum(widths))}
             columns = shallow | columns if self.config.last else shallow
-        build = self.config.density.build
-        return {n: (build(c.stop - c.start, self.num_classes), c) for n, c in columns.items()}
+        build, num_classes = self.config.density.build, self.num_classes
+        found = {n: (build(c.stop - c.start, num_classes), c) for n, c in columns.items()}
+        if self.config.classes:
+            aware = ClassAwareDensity(self.num_features, num_classes)
+            found["classes"] = (aware, slice(0, self.num_features))
+        return found
 
     def _scale_statistics(self, batch: Batch) -> Values:
         raw = self.head.raw(self._last(batch.x))
         return {"experts": self.typicality.experts(batch.x, raw), "logits": raw, "y": batch.y}
 
     def _fit_scale(self, total: Values) -> None:
-        self.typicality.fit(total["experts"])
-        log_prob = self.typicality.combined(total["experts"])
+        experts = total["experts"]
+
+        def log_prob(rows: Tensor) -> Tensor:
+            self.typicality.fit(experts[rows])
+            return self.typicality.combined(experts).log_prob
+
         self.head.temperature.fill_(self.scale.fit(log_prob, total["logits"], total["y"]))
+        self.typicality.fit(experts)
 
     def _scaled_nll(self, batch: Batch) -> Tensor:
         """Eq. 6, per sample; p is fixed there, also the energy that is a part of it."""
-        logits, log_prob = self.logits_and_log_prob(batch.x)
-        scaled = self.scale(log_prob.detach())[:, None] * logits
+        logits, evidence = self.logits_and_evidence(batch.x)
+        scaled = self.scale(evidence.log_prob.detach())[:, None] * logits
         return F.cross_entropy(scaled, batch.y, reduction="none")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import ClassVar, final
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -107,6 +107,7 @@ class ConstantTemperature(SoftmaxClassifier):
             temperature: T, or null to fit it on the held-out slice.
         """
 
+        control_for: ClassVar[str] = "density_softmax"
         penalty: PenaltyConfig = field(default_factory=FrobeniusPenalty.Config)
         descent: Descent = Descent(epochs=100)
         temperature: float | None = None

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from density_softmax.config import at_least
+from density_softmax.config import at_least, shares
 from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.layers.batch_statistics import batch_statistics
+from density_softmax.nn.layers.batch_statistics import batch_statistics, set_momentum
 from density_softmax.nn.layers.processes import SparseProcess
-from density_softmax.nn.layers.variational import count_samples
+from density_softmax.nn.layers.variational import add_training_dropout, count_samples
 from density_softmax.nn.lipschitz.spectral import constrain
 from density_softmax.nn.softmax.averaging import average_members, nll_of_average
 from density_softmax.training import Descent, Estimate, Stage, Values
-from density_softmax.types import Batch, Prediction
+from density_softmax.types import Batch, Needs, Prediction
 
 
 @final
@@ -41,9 +41,14 @@ class DUE(Method):
     class Config(MethodConfig, kind="due", title="DUE", rank=140):
         """The constraint, the process and their training; the authors' for CIFAR-10.
 
+        Dropout and momentum, which belong to the authors' network, are in the recipes.
+
         Attributes:
             bound: c, the largest norm of a layer or batch norm of the encoder; null for none.
             num_iterations: power iterations per step.
+            norm_momentum: how fast the running statistics of batch norms move, in torch's sense;
+                null leaves that of the encoder.
+            dropout: rate of dropout in every block while the encoder is trained.
             num_inducing: inducing points; null takes as many as there are classes. Every class
                 has a covariance of its own over all of them.
             num_initial: training samples whose features decide where the process begins.
@@ -54,6 +59,8 @@ class DUE(Method):
 
         bound: float | None = 3.0
         num_iterations: int = 1
+        norm_momentum: float | None = None
+        dropout: float = 0.0
         num_inducing: int | None = None
         num_initial: int = 1000
         num_train_samples: int = 10
@@ -62,6 +69,12 @@ class DUE(Method):
 
         def __post_init__(self) -> None:
             at_least(self, num_inducing=1, num_initial=1, num_train_samples=1, num_samples=1)
+            shares(self, "norm_momentum", "dropout")
+
+        def needs(self) -> Needs:
+            """What it needs beyond a plain classifier."""
+            inside = "" if self.bound is None else "bounded norms"
+            return Needs(prior="a Gaussian process on features", inside=inside)
 
     config: Config
     draws: Tensor
@@ -70,6 +83,10 @@ class DUE(Method):
     def setup(self, example: Tensor | None) -> None:
         """Bound the norms of the encoder; add the process and the draws of a prediction."""
         config = self.config
+        if config.norm_momentum is not None:
+            set_momentum(self.encoder, config.norm_momentum)
+        if config.dropout:
+            add_training_dropout(self.encoder, config.dropout)
         if config.bound is not None:
             constrain(self.encoder, config.bound, example, config.num_iterations, norms=True)
         num_inducing = config.num_inducing or self.num_classes

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from density_softmax.methods.posthoc import Calibrator, PostHocConfig
-from density_softmax.nn.softmax.head import nll_of_logits
+from density_softmax.nn.softmax.head import nll_of_samples
 from density_softmax.training import Estimate, Values
 from density_softmax.types import Batch
 
@@ -103,7 +103,7 @@ class LastLayerLaplace(Calibrator):
         def cost(log_precision: float) -> float:
             self.variances.copy_(1 / (self.eigenvalues + math.exp(log_precision)))
             variance = total["squares"] @ self.variances @ self.squares.T
-            return nll_of_logits(_shrunk(total["logits"], variance), total["y"])
+            return nll_of_samples(_shrunk(total["logits"], variance), total["y"]).mean().item()
 
         best = minimize_scalar(cost, bounds=LOG_BOUNDS, method="bounded")
         cost(best.x)

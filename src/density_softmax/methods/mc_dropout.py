@@ -8,12 +8,12 @@ from typing import final
 
 from torch import Tensor
 
-from density_softmax.config import ConfigError, at_least
+from density_softmax.config import at_least, shares
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.layers.variational import add_dropout
 from density_softmax.nn.softmax.averaging import average_members, in_chunks
 from density_softmax.training import Descent, Stage
-from density_softmax.types import Prediction
+from density_softmax.types import Needs, Prediction
 
 
 @final
@@ -43,9 +43,12 @@ class MCDropout(Method):
         descent: Descent = Descent(epochs=100)
 
         def __post_init__(self) -> None:
-            if not 0 <= self.rate < 1:
-                raise ConfigError(f"rate={self.rate}: choose 0 or more and less than 1")
+            shares(self, "rate")
             at_least(self, num_samples=1, chunk=0)
+
+        def needs(self) -> Needs:
+            """What it needs beyond a plain classifier."""
+            return Needs(self.num_samples, prior="the rate of dropout", inside="dropout")
 
     config: Config
     draws_samples = True

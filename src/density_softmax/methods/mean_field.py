@@ -16,7 +16,7 @@ from density_softmax.nn.layers.surgery import WEIGHT_LAYERS, replace_layers
 from density_softmax.nn.layers.variational import AnnealedKL, Flipout
 from density_softmax.nn.softmax.averaging import average_members, in_chunks, nll_of_average
 from density_softmax.training import Descent, Stage
-from density_softmax.types import Batch, Prediction
+from density_softmax.types import Batch, Needs, Prediction
 
 
 @final
@@ -60,13 +60,18 @@ class MeanField(Method):
                 if not getattr(self, name) > 0:
                     raise ConfigError(f"{name}={getattr(self, name)}: choose a positive number")
 
+        def needs(self) -> Needs:
+            """What it needs beyond a plain classifier."""
+            prior = f"N(μ, {self.prior_std:g}²) on each weight"
+            return Needs(self.num_samples, prior=prior, inside="a Gaussian for each weight")
+
     config: Config
     draws_samples = True
 
     def setup(self, example: Tensor | None) -> None:
         """Add the head, and give a posterior to its weights and all of the encoder's."""
         self.head = nn.Linear(self.num_features, self.num_classes)
-        self.kl = AnnealedKL(self.config.annealing_epochs)
+        self.kl = AnnealedKL(self.config.annealing_epochs, self.config.descent.batch_size)
         replace_layers(self, self._flipout)
 
     def _flipout(self, name: str, layer: nn.Module) -> Flipout | None:

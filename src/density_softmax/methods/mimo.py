@@ -15,7 +15,7 @@ from density_softmax.nn.layers.surgery import concatenate_inputs, widen_input
 from density_softmax.nn.softmax.averaging import average_members, nll_of_average
 from density_softmax.nn.softmax.head import Head
 from density_softmax.training import Descent, Stage
-from density_softmax.types import Batch, Prediction
+from density_softmax.types import Batch, Needs, Prediction
 
 
 @final
@@ -48,6 +48,10 @@ class MIMO(Method):
             at_least(self, num_members=1, batch_repetition=1)
             if not 0 <= self.input_repetition <= 1:
                 raise ConfigError(f"input_repetition={self.input_repetition}: choose 0 to 1")
+
+        def needs(self) -> Needs:
+            """What it needs beyond a plain classifier."""
+            return Needs(inside="a wider first layer")
 
     config: Config
 

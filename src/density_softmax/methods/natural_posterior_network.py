@@ -17,7 +17,7 @@ from density_softmax.nn.layers.batch_statistics import batch_norms, set_statisti
 from density_softmax.nn.softmax import dirichlet
 from density_softmax.nn.softmax.head import Head
 from density_softmax.training import Adam, Descent, Estimate, Stage, Train
-from density_softmax.types import Batch, Prediction
+from density_softmax.types import Batch, Needs, Prediction
 
 SAMPLES_OF_NORMS = 1000
 
@@ -63,6 +63,10 @@ class NaturalPosteriorNetwork(Method):
 
         def __post_init__(self) -> None:
             at_least(self, latent=1, layers=1, entropy_weight=0)
+
+        def needs(self) -> Needs:
+            """What it needs beyond a plain classifier."""
+            return Needs(prior="Dir(1) on the probabilities")
 
     config: Config
 

@@ -17,7 +17,7 @@ from density_softmax.nn.densities.flows import RadialFlow, change_of_variables
 from density_softmax.nn.execution import full_precision
 from density_softmax.nn.softmax import dirichlet
 from density_softmax.training import Descent, Estimate, Stage, Values
-from density_softmax.types import Batch, Prediction
+from density_softmax.types import Batch, Needs, Prediction
 
 
 @final
@@ -51,6 +51,10 @@ class PosteriorNetwork(Method):
 
         def __post_init__(self) -> None:
             at_least(self, latent=1, layers=1, entropy_weight=0)
+
+        def needs(self) -> Needs:
+            """What it needs beyond a plain classifier."""
+            return Needs(prior="Dir(1) on the probabilities")
 
     config: Config
     counts: Tensor

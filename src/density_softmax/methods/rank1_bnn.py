@@ -22,7 +22,7 @@ from density_softmax.nn.layers.surgery import WEIGHT_LAYERS, replace_layers
 from density_softmax.nn.layers.variational import AnnealedKL
 from density_softmax.nn.softmax.averaging import average_members, in_chunks, nll_of_average, tile
 from density_softmax.training import Descent, Stage
-from density_softmax.types import Batch, Prediction
+from density_softmax.types import Batch, Needs, Prediction
 
 
 @final
@@ -72,13 +72,19 @@ class Rank1BNN(Method):
             if not 0 <= self.positive <= 1:
                 raise ConfigError(f"positive={self.positive}: choose a probability from 0 to 1")
 
+        def needs(self) -> Needs:
+            """What it needs beyond a plain classifier."""
+            prior = f"N(1, {self.prior_std:g}²) on each vector"
+            passes = self.num_members * self.num_samples
+            return Needs(passes, prior=prior, inside="vectors for each member")
+
     config: Config
     draws_samples = True
 
     def setup(self, example: Tensor | None) -> None:
         """Add the head, and make members of its layer and all of the encoder's."""
         self.head = nn.Linear(self.num_features, self.num_classes)
-        self.kl = AnnealedKL(self.config.annealing_epochs)
+        self.kl = AnnealedKL(self.config.annealing_epochs, self.config.descent.batch_size)
         replace_layers(self, self._member_layer)
 
     def _member_layer(self, name: str, layer: nn.Module) -> nn.Module | None:

@@ -16,7 +16,7 @@ from density_softmax.nn.layers.processes import RandomFeatureProcess
 from density_softmax.nn.lipschitz.spectral import constrain
 from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.training import Descent, Estimate, Stage
-from density_softmax.types import Batch, Prediction
+from density_softmax.types import Batch, Needs, Prediction
 
 
 @final
@@ -61,6 +61,11 @@ class SNGP(Method):
                     f"mean_field_factor={self.mean_field_factor}: choose 0, which ignores the "
                     f"variance, or more, such as π/8 = {math.pi / 8:.3f}"
                 )
+
+        def needs(self) -> Needs:
+            """What it needs beyond a plain classifier."""
+            inside = "" if self.bound is None else "bounded norms"
+            return Needs(prior="a Gaussian process on features", inside=inside)
 
     config: Config
 

@@ -10,7 +10,18 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["Latency", "interleaved_latency", "latency_ratio", "latency_spread", "num_parameters"]
+__all__ = [
+    "NOISY",
+    "Latency",
+    "interleaved_latency",
+    "is_noisy",
+    "latency_ratio",
+    "latency_spread",
+    "num_parameters",
+]
+
+# Of a ratio, the interquartile range from which on it is not to be believed.
+NOISY = 0.25
 
 
 class Latency(NamedTuple):
@@ -99,6 +110,19 @@ def latency_spread(latencies: Mapping[str, Latency], reference: str) -> dict[str
     """
     ratios = _ratios(latencies, reference)
     return {name: float(np.subtract(*np.quantile(r, [0.75, 0.25]))) for name, r in ratios.items()}
+
+
+def is_noisy(ratio: float, spread: float) -> bool:
+    """Whether the machine was too busy, or the calls too short, for a ratio to be believed.
+
+    The rounds decide by themselves: on an idle machine they agree to a few percent, and what else
+    runs there interrupts some calls and not others.
+
+    Args:
+        ratio: a `latency_ratio`.
+        spread: its `latency_spread`.
+    """
+    return not spread <= NOISY * ratio
 
 
 def _ratios(

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from density_softmax.config import ConfigError, override
+from density_softmax.config import ConfigError, assignment, override
+from density_softmax.data.tables import SUFFIXES
+from density_softmax.errors import choices
 from density_softmax.methods import kinds_of
 from density_softmax.recipes.recipe import Recipe, Suite
 
-__all__ = ["RECIPES", "Recipe", "find_suite", "get_recipe", "prepare"]
+__all__ = ["RECIPES", "Recipe", "find_suite", "get_recipe", "prepare", "recipe_of"]
 
 # By the name of each recipe the module that has a function of that name.
 RECIPES = {
     "toy": "toy",
+    "table": "table",
     "digits": "digits",
     "cifar10_small": "cifar",
     "cifar10": "cifar",
@@ -30,7 +34,7 @@ def find_suite(name: str) -> Callable[[], Suite]:
         name: of the recipe, such as `toy`.
     """
     if name not in RECIPES:
-        raise ConfigError(f"unknown recipe '{name}'; there are: {', '.join(RECIPES)}")
+        raise ConfigError(_no_recipe(name))
     found: Callable[[], Suite] = getattr(import_module(f"{__name__}.{RECIPES[name]}"), name)
     return found
 
@@ -47,7 +51,7 @@ def get_recipe(name: str, method: str = "density_softmax") -> Recipe:
     if settings is None:
         posthoc = kinds_of("posthoc")
         raise ConfigError(
-            f"recipe '{name}' has no method '{method}'; there are: {', '.join(suite.methods)}; "
+            f"recipe '{name}' has no method '{method}'; {choices(method, suite.methods)}; "
             f"and on a network that ERM has trained: {', '.join(posthoc)}"
         )
     return Recipe(name, suite.data, suite.encoder, settings, suite.engine)
@@ -63,3 +67,30 @@ def prepare(name: str, method: str, changes: Sequence[str] | Mapping[str, Any] =
     """
     recipe = get_recipe(name, method)
     return override(recipe, changes) if isinstance(changes, Mapping) else override(recipe, *changes)
+
+
+def recipe_of(text: str, changes: Sequence[str] = ()) -> tuple[str, tuple[str, ...]]:
+    """The name of a recipe and the changes to it, from what a user writes to train on.
+
+    Args:
+        text: the name of a recipe, or a table: `wine.csv` is the recipe `table` with
+            `data.train=wine.csv`.
+        changes: `path=value` texts; they come after those that the table makes.
+    """
+    if text in RECIPES or Path(text).suffix not in SUFFIXES:
+        return text, tuple(changes)
+    return "table", (assignment("data.train", text), *changes)
+
+
+def _no_recipe(name: str) -> str:
+    """Why a name is not that of a recipe."""
+    path = Path(name)
+    if path.is_dir():
+        return (
+            f"'{name}' is a folder and not a recipe: images are trained on by a recipe of images, "
+            f"such as cifar10_small with --set data.train={name}"
+        )
+    if path.is_file():
+        known = f"a table is a {' or an '.join(SUFFIXES)} file, images are a folder or an .npz file"
+        return f"'{name}' is neither a recipe nor a file that can be trained on: {known}"
+    return f"unknown recipe '{name}'; {choices(name, RECIPES)}; or give the path of a table"

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from density_softmax.config import ConfigError, to_dict
+from density_softmax.errors import choices
 from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.nn.backbones.base import BackboneConfig
+from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import DensityConfig
 from density_softmax.nn.softmax.scale import QuantileScale, RangeScale, ScaleConfig
 from density_softmax.recipes.recipe import Recipe
@@ -22,7 +25,6 @@ COEFFICIENTS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 
 # For recipes that read none: layers from shallow to deep, by the kind of the encoder.
 LAYERS = {
-    "resffn": ("blocks.0", "blocks.5"),
     "wide_resnet": ("group1", "group2"),
     "resnet": ("layer1", "layer2"),
     "cifar_resnet": ("layer1", "layer2"),
@@ -59,18 +61,25 @@ def _densities(recipe: Recipe) -> tuple[Variant, ...]:
 
 def _layers(recipe: Recipe) -> tuple[Variant, ...]:
     """Layers that a density reads, with and without the last features and the energy."""
-    kind, own = recipe.encoder.kind, _config(recipe).layers
-    if len(own) != 2 and kind not in LAYERS:
-        raise ConfigError(
-            f"no layers are listed for the encoder '{kind}'; name two by "
-            '--set \'method.layers=["NAME", "NAME"]\''
-        )
-    first, second = own if len(own) == 2 else LAYERS[kind]
+    own = _config(recipe).layers
+    first, second = own if len(own) == 2 else _two_layers(recipe.encoder)
     experts = itertools.product(([first], [first, second]), (True, False), (True, False))
     return (
         *(_reading([], True, energy) for energy in (True, False)),
         *(_reading(*choice) for choice in experts),
     )
+
+
+def _two_layers(encoder: BackboneConfig) -> tuple[str, str]:
+    """A shallow layer of an encoder and a deeper one."""
+    if isinstance(encoder, ResFFN.Config):
+        return "blocks.0", f"blocks.{max(1, encoder.depth // 2 - 1)}"
+    if encoder.kind not in LAYERS:
+        raise ConfigError(
+            f"no layers are listed for the encoder '{encoder.kind}'; name two by "
+            '--set \'method.layers=["NAME", "NAME"]\''
+        )
+    return LAYERS[encoder.kind]
 
 
 def _forms(recipe: Recipe) -> tuple[Variant, ...]:
@@ -113,7 +122,7 @@ def find_variants(ablation: str, recipe: Recipe) -> tuple[Variant, ...]:
         recipe: of Density-Softmax.
     """
     if ablation not in ABLATIONS:
-        raise ConfigError(f"unknown ablation '{ablation}'; there are: {', '.join(ABLATIONS)}")
+        raise ConfigError(f"unknown ablation '{ablation}'; {choices(ablation, ABLATIONS)}")
     return (UNCHANGED, *ABLATIONS[ablation](recipe))
 
 

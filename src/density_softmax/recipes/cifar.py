@@ -9,7 +9,6 @@ from density_softmax.data.image_data import ImageData
 from density_softmax.engine.runtime import EngineConfig
 from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.nn.densities import FlowDensity
-from density_softmax.nn.layers.processes import RandomFeatureProcess
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
 from density_softmax.nn.softmax.scale import QuantileScale, RangeScale
 from density_softmax.recipes.attach import closed_form
@@ -32,7 +31,7 @@ ADAM = replace(TRAIN, optimizer=Adam(lr=1e-3))
 # loss. Rates are base · 64 / 128 with a base of .1.
 LONGER = replace(TRAIN, epochs=250, optimizer=SGD(lr=0.05))
 LATER = replace(LONGER, schedule=Steps(milestones=(80, 160, 180)))
-# `train_due.py` of DUE, without the dropout of rate .3 of its network.
+# `train_due.py` of DUE.
 DUE_TRAIN = Descent(
     epochs=200,
     batch_size=128,
@@ -85,8 +84,9 @@ WIDE: Methods = {
         centroid_size=640,
         descent=replace(DUE_TRAIN, optimizer=SGD(lr=0.05, nesterov=False, weight_decay=5e-4)),
     ),
-    "due": lambda: methods.DUE.Config(descent=DUE_TRAIN),
-    "ddu": lambda: methods.DDU.Config(descent=DDU_TRAIN),
+    # Momentum and dropout are those of the wide ResNets in the code of DUE and DDU.
+    "due": lambda: methods.DUE.Config(norm_momentum=0.01, dropout=0.3, descent=DUE_TRAIN),
+    "ddu": lambda: methods.DDU.Config(norm_momentum=0.01, dropout=0.3, descent=DDU_TRAIN),
 }
 
 
@@ -161,10 +161,9 @@ SMALL: Methods = {
     "deep_ensemble": lambda: methods.DeepEnsemble.Config(
         member=methods.Deterministic.Config(descent=SMALL_TRAIN)
     ),
-    # 128 features need no projection.
-    "sngp": lambda: methods.SNGP.Config(
-        process=RandomFeatureProcess.Config(num_inputs=None), l2=2.5e-4, descent=SMALL_UNDECAYED
-    ),
+    # The process of CIFAR-10 with its factor of 20: after three epochs held-out NLL is 1.429 with a
+    # factor of 0, 1.423 with 5, 1.419 with 20 and 1.428 with 50.
+    "sngp": lambda: methods.SNGP.Config(l2=2.5e-4, descent=SMALL_UNDECAYED),
     "ddu": lambda: methods.DDU.Config(descent=SMALL_TRAIN),
     # Centroids that follow within a training of few steps.
     "duq": lambda: methods.DUQ.Config(momentum=0.99, descent=SMALL_TRAIN),
@@ -188,7 +187,7 @@ SMALL: Methods = {
     "batch_ensemble": lambda: methods.BatchEnsemble.Config(l2=2.5e-4, descent=SMALL_UNDECAYED),
     "density_softmax": lambda: replace(
         closed_form(("stem", "group1")),
-        scale=QuantileScale.Config(quantile=0.9, budget=0.005),
+        scale=QuantileScale.Config(quantile=0.9, budget=0.0125),
         penalty=SMALL_PENALTY,
         representation=SMALL_TRAIN,
     ),

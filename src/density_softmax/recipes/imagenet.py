@@ -8,7 +8,6 @@ from density_softmax import methods
 from density_softmax.data.image_data import ImageData
 from density_softmax.nn.backbones.resnet import ResNet
 from density_softmax.nn.densities import FlowDensity
-from density_softmax.nn.layers.processes import RandomFeatureProcess
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
 from density_softmax.nn.softmax.scale import RangeScale
 from density_softmax.recipes.recipe import Methods, Suite
@@ -38,11 +37,8 @@ METHODS: Methods = {
     "deep_ensemble": lambda: methods.DeepEnsemble.Config(
         member=methods.Deterministic.Config(descent=TRAIN), num_members=4
     ),
-    # The process is that of `baselines/imagenet/sngp.py` in uncertainty-baselines.
+    # The process of `baselines/imagenet/sngp.py` in uncertainty-baselines is that of CIFAR.
     "sngp": lambda: methods.SNGP.Config(
-        process=RandomFeatureProcess.Config(
-            num_inputs=None, normalize=False, length_scale=1 / 0.05
-        ),
         mean_field_factor=1.0,
         l2=1e-4,
         descent=UNDECAYED,

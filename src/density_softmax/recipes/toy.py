@@ -12,6 +12,7 @@ from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import FlowDensity
 from density_softmax.nn.layers.processes import RandomFeatureProcess
 from density_softmax.nn.lipschitz.penalty import PenaltyOptions, SpectralPenalty
+from density_softmax.nn.softmax.scale import QuantileScale
 from density_softmax.recipes.recipe import Methods, Suite
 from density_softmax.training import Adam, Descent
 
@@ -37,9 +38,7 @@ METHODS: Methods = {
     # orthogonal frequencies.
     "sngp": lambda: methods.SNGP.Config(
         bound=0.9,
-        process=RandomFeatureProcess.Config(
-            num_features=1024, num_inputs=None, normalize=False, length_scale=1.0, scaled=True
-        ),
+        process=RandomFeatureProcess.Config(length_scale=1.0, scaled=True),
         mean_field_factor=math.pi / 8,
         descent=TRAIN,
     ),
@@ -71,6 +70,9 @@ METHODS: Methods = {
         penalty=PENALTY,
         representation=TRAIN,
         density=FlowDensity.Config(descent=replace(TRAIN, epochs=300)),
+        # Where hardly a point is wrong, no likelihood can be given away: what the density has not
+        # seen is left to the decay beyond the held-out points.
+        scale=QuantileScale.Config(far=2.0),
         head=replace(TRAIN, epochs=1),
     ),
 }

@@ -12,7 +12,6 @@ from density_softmax.config import to_dict
 from density_softmax.report.names import (
     Label,
     method_name,
-    method_order,
     metric_order,
     readable,
     setting_name,
@@ -110,20 +109,6 @@ class Splits:
         return [*self.shifted, *map(_shown, self.corrupted.values())]
 
 
-class LeftOut(NamedTuple):
-    """A run that a report cannot show, and why."""
-
-    run: Run
-    reason: str
-
-
-class Runs(NamedTuple):
-    """Finished runs, ordered by recipe, method, variant and seed, and those left out."""
-
-    finished: tuple[Run, ...]
-    left_out: tuple[LeftOut, ...]
-
-
 @dataclass(frozen=True)
 class Setting:
     """Runs of one recipe on the same data: what a figure compares.
@@ -162,22 +147,6 @@ class Setting:
     def predicted(self, split: str) -> list[Run]:
         """The first seed of each line that kept its predictions of a split."""
         return self.first_seeds(lambda run: run.has_prediction(split))
-
-
-def sort_runs(runs: Iterable[Run]) -> Runs:
-    """Those that a report shows, in the order of their lines, and those that it leaves out.
-
-    Args:
-        runs: as they were found.
-    """
-    finished: dict[tuple[Any, ...], Run] = {}
-    left_out = []
-    for run in sorted(runs, key=lambda run: (*_order(run), str(run.path))):
-        if not (run.path / "rows.csv").is_file():
-            left_out.append(LeftOut(run, "unfinished: it has no rows.csv"))
-        elif (first := finished.setdefault(_order(run), run)) is not run:
-            left_out.append(LeftOut(run, f"the same run as {first.path}"))
-    return Runs(tuple(finished.values()), tuple(left_out))
 
 
 def settings_of(runs: Iterable[Run]) -> list[Setting]:
@@ -369,10 +338,6 @@ def _shown(levels: Mapping[int, Sequence[str]]) -> str:
     middle = levels[severities[(len(severities) - 1) // 2]]
     shown = [s for s in levels.get(SHOWN_SEVERITY, ()) if s.split("/")[-2] == SHOWN_KIND]
     return (shown or list(middle))[0]
-
-
-def _order(run: Run) -> tuple[Any, ...]:
-    return run.recipe.name, method_order(run.kind), bool(run.variant), run.variant_text, run.seed
 
 
 def _setting(run: Run) -> str:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, count, pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from density_softmax.files import short_name
 from density_softmax.methods import MethodConfig
 
 T = TypeVar("T")
 Better = Literal["higher", "lower"]
 
-# File systems allow 255 bytes; a variant may be longer.
-LONGEST_STEM = 150
-
-# A method beside the one that has the same network but no density.
-_CONTROLS = {"density_softmax": "constant_temperature"}
+# What stands where a name has no letter to show.
+NAMELESS = "(no name)"
 
 
 class MetricName(NamedTuple):
@@ -93,7 +91,8 @@ def control_of(kind: str) -> str:
     Args:
         kind: the method's registry key.
     """
-    return _CONTROLS.get(kind, "")
+    members = MethodConfig.members.items()
+    return next((each for each, config in members if config.control_for == kind), "")
 
 
 def metric_name(metric: str) -> MetricName:
@@ -140,12 +139,16 @@ def split_name(split: str) -> str:
         split: as in rows.
     """
     data, _, rest = split.partition("/")
-    words = f"{data}, {rest.replace('_', ' ').replace('/', ' ')}" if rest else data
-    return "in-domain" if split == "iid" else readable(words)
+    kind = readable(rest.replace("_", " ").replace("/", " "))
+    words = f"{set_name(data)}, {kind}" if rest else set_name(data)
+    return "in-domain" if split == "iid" else words
 
 
 def readable(text: str) -> str:
-    """The text on one line: a name may hold line breaks and other control characters.
+    """The text on one line, in the order in which it is written.
+
+    A name may hold line breaks, control characters, signs that turn the direction of what follows,
+    and bytes that are no text.
 
     Args:
         text: any name.
@@ -153,22 +156,45 @@ def readable(text: str) -> str:
     return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
+def set_name(name: str) -> str:
+    """What a data set is called where people read it.
+
+    Args:
+        name: as in rows.
+    """
+    return readable(name) if readable(name).strip() else NAMELESS
+
+
 def file_stem(*words: str) -> str:
     """The words as a file name without ending; one that is too long ends in a checksum.
+
+    Different words may give the same name: see `distinct_stem`.
 
     Args:
         words: in their order.
     """
-    stem = re.sub(r"[^\w.]+", "-", " ".join(words)).strip("-.")
-    if len(stem) > LONGEST_STEM:
-        stem = f"{stem[:LONGEST_STEM]}-{hashlib.sha256(stem.encode()).hexdigest()[:8]}"
-    return stem
+    folded = re.sub(r"[^\w.]+", "-", unicodedata.normalize("NFC", " ".join(words)))
+    return short_name(folded.strip("-."))
+
+
+def distinct_stem(stem: str, taken: set[str]) -> str:
+    """The file name with a number behind it if another has it, whether in capitals or not.
+
+    Args:
+        stem: a file name without ending.
+        taken: names that are there, to which this one is added.
+    """
+    numbers = (f"-{n}" for n in count(2))
+    found = next(f"{stem}{end}" for end in chain([""], numbers) if _folded(stem + end) not in taken)
+    taken.add(_folded(found))
+    return found
 
 
 def fit_labels(labels: Sequence[str], num_letters: int) -> list[str]:
     """The labels cut to a length; an ellipsis stands for what is left out.
 
-    A label that is too long names first those of its changes that the fewest others have.
+    A label that is too long names first those of its changes that the fewest others have. Labels
+    that would look the same are cut in the middle.
 
     Args:
         labels: each a `Label` or any other text.
@@ -180,12 +206,21 @@ def fit_labels(labels: Sequence[str], num_letters: int) -> list[str]:
     for label in labels:
         if len(label) > num_letters and isinstance(label, Label):
             label = Label(label.name, sorted(label.changes, key=common.__getitem__))
-        shown.append(label if len(label) <= num_letters else f"{label[: num_letters - 1]}…")
-    return shown
+        shown.append(label)
+    cut = [each if len(each) <= num_letters else f"{each[: num_letters - 1]}…" for each in shown]
+    ends = [each[len(each) - (num_letters - 1) // 2 :] for each in shown]
+    heads = [each[: num_letters // 2] for each in shown]
+    alike = Counter(dict(zip(labels, cut, strict=True)).values())
+    return [
+        short if alike[short] == 1 or len(whole) <= num_letters else f"{head}…{end}"
+        for whole, short, head, end in zip(shown, cut, heads, ends, strict=True)
+    ]
 
 
 def break_lines(label: str, num_letters: int) -> list[str]:
     """A label in lines; long words break after `=`, `.` and `_`, but not inside a number.
+
+    What has no such sign breaks anywhere.
 
     Args:
         label: any text.
@@ -194,7 +229,9 @@ def break_lines(label: str, num_letters: int) -> list[str]:
     pieces: list[str] = []
     for word in re.findall(r"\S+ ?", label):
         fits = len(word.rstrip()) <= num_letters
-        pieces += [word] if fits else re.findall(r"(?:[^=._]|(?<=\d)\.(?=\d))*[=._]?", word)
+        parts = [word] if fits else re.findall(r"(?:[^=._]|(?<=\d)\.(?=\d))*[=._]?", word)
+        for part in parts:
+            pieces += re.findall(f".{{1,{num_letters}}} ?", part)
     lines = [""]
     for piece in pieces:
         if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > num_letters:
@@ -225,6 +262,11 @@ def with_reference(items: Sequence[T], most: int = 8) -> list[list[T]]:
     if len(items) <= 1:
         return [list(items)]
     return [[items[0], *others] for others in divide(items[1:], most - 1)]
+
+
+def _folded(stem: str) -> str:
+    """What file systems may take for the same name."""
+    return unicodedata.normalize("NFC", stem).casefold()
 
 
 def _words(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
 import shlex
@@ -19,25 +18,14 @@ from rich.text import Text
 from density_softmax.config import to_dict
 from density_softmax.errors import UserError
 from density_softmax.files import write_text
-from density_softmax.report.frame import (
-    LeftOut,
-    Runs,
-    frame_of,
-    line_of,
-    settings_of,
-    sort_runs,
-)
-from density_softmax.report.names import break_lines, method_name, readable
+from density_softmax.files.tables import csv_writer
+from density_softmax.report.columns import Cell, Column, cell_texts
+from density_softmax.report.frame import frame_of, line_of, settings_of
+from density_softmax.report.names import break_lines, distinct_stem, method_name, readable, set_name
 from density_softmax.report.paper import paper_penalties, paper_results
-from density_softmax.report.tables import (
-    HOW_TO_READ,
-    Cell,
-    Column,
-    Table,
-    build_penalty_tables,
-    build_tables,
-    fold,
-)
+from density_softmax.report.requirements import build_requirement_tables
+from density_softmax.report.selection import LeftOut, Runs, sort_runs
+from density_softmax.report.tables import Table, build_penalty_tables, build_tables, fold
 from density_softmax.runs.rows import write_rows
 from density_softmax.runs.run import Run, find_runs
 from density_softmax.types import Row
@@ -63,8 +51,11 @@ LATEX = {
     "→": r"$\to$",
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",
+    "[": "{[}",  # behind the end of a line it would begin a length
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }
+# The last sign that every LaTeX reads as UTF-8 text; others are written as their numbers.
+LAST_SIGN = "\u00ff"
 
 
 def write_report(runs: Sequence[Path], out: Path, *, progress: bool = False) -> Path:
@@ -87,6 +78,7 @@ def write_report(runs: Sequence[Path], out: Path, *, progress: bool = False) -> 
     found = sort_runs(find_runs(runs))
     tables = build_tables(frame_of(found.finished), paper_results())
     tables += build_penalty_tables(found.finished, paper_penalties())
+    tables += build_requirement_tables(found.finished)
     write_rows(out / "rows.csv", [row for run in found.finished for row in run.rows()])
     _write_tables(tables, found.left_out, out / "tables")
     figures = write_figures(found.finished, out / "figures", progress=progress)
@@ -116,7 +108,7 @@ def run_summary(rows: Sequence[Row]) -> RichTable:
     for row, following in zip(shown, [*shown[1:], None], strict=True):
         last = following is None or following.split != row.split
         value = f"{row.value:{',.0f' if row.value.is_integer() else ',.4g'}}"
-        names = (Text(readable(name)) for name in (row.split, row.metric))
+        names = Text(set_name(row.split)), Text(readable(row.metric))
         table.add_row(*names, value, end_section=last)
     return table
 
@@ -130,7 +122,7 @@ def as_rich(table: Table, *, narrow: bool = False) -> RichTable:
     """
     rich = RichTable(box=box.SIMPLE_HEAD, title_style="bold", caption_style="dim")
     rich.title = Text(table.title)
-    rich.caption = Text(_caption(table).replace("Bold:", "Bold, *:"), justify="left")
+    rich.caption = Text(table.caption.replace("Bold:", "Bold, *:"), justify="left")
     rich.add_column("Method", overflow="fold")
     rich.add_column("Seeds", overflow="fold", justify="right")
     for column in table.columns:
@@ -163,13 +155,13 @@ def as_csv(table: Table) -> str:
         table: the results.
     """
     stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
+    write = csv_writer(stream)
     names = [" ".join(filter(None, (column.title, column.note))) for column in table.columns]
-    writer.writerow(["Method", "Seeds", *(part for n in names for part in (n, f"{n} std"))])
+    write([["Method", "Seeds", *(part for n in names for part in (n, f"{n} std"))]])
     for line in table.lines:
-        cells = [(cell.mean, cell.std) if cell else (None, None) for cell in line.cells]
-        numbers = ("" if value is None else repr(value) for cell in cells for value in cell)
-        writer.writerow([line.name, line.num_seeds, *numbers])
+        cells = zip(line.cells, table.columns, strict=True)
+        values = (value for cell, column in cells for value in _csv_cell(cell, column))
+        write([[line.name, line.num_seeds, *values]])
     return stream.getvalue()
 
 
@@ -187,7 +179,7 @@ def as_latex(table: Table) -> str:
         for line in table.lines
     ]
     head, lines = ([" & ".join(row) + r" \\" for row in rows] for rows in (heads, body))
-    comments = f"% {table.title}\n% {_caption(table)}\n% Needs \\usepackage{{booktabs}}."
+    comments = f"% {table.title}\n% {table.caption}\n% Needs \\usepackage{{booktabs}}."
     begin = f"\\begin{{tabular}}{{lr{'r' * len(table.columns)}}}\n\\toprule"
     end = "\\bottomrule\n\\end{tabular}\n"
     return "\n".join([comments, begin, *head, "\\midrule", *lines, end])
@@ -220,9 +212,8 @@ def render_page(
         num_runs=len(finished),
         num_seeds=len({run.seed for run in finished}),
         methods=list(dict.fromkeys(method_name(run.kind) for run in finished)),
-        recipes=list(dict.fromkeys(run.recipe.name for run in finished)),
-        left_out=[(each.run, line_of(each.run).label, each.reason) for each in runs.left_out],
-        how_to_read=HOW_TO_READ,
+        recipes=list(dict.fromkeys(set_name(run.recipe.name) for run in finished)),
+        left_out=[each.text for each in runs.left_out],
         tables=tables,
         figures=figures,
         commands=[shlex.join(run.command()) for run in finished],
@@ -232,13 +223,15 @@ def render_page(
 
 
 def _write_tables(tables: Sequence[Table], left_out: Sequence[LeftOut], folder: Path) -> None:
+    taken = {"results"}  # by the text with all that is to be looked at first
     for table in tables:
+        stem = distinct_stem(table.name, taken)
         for ending, render in (("csv", as_csv), ("tex", as_latex), ("txt", as_text)):
-            write_text(folder / f"{table.name}.{ending}", render(table))
+            write_text(folder / f"{stem}.{ending}", render(table))
     shown = [table for table in tables if table.role in ("results", "penalty")]
     pieces = [piece for table in shown for piece in fold(table, TERMINAL_COLUMNS)]
     results = [as_text(piece, narrow=True) for piece in pieces]
-    missing = [f"not shown: {each.run.path}: {each.reason}\n" for each in left_out]
+    missing = [f"not shown: {each.text}\n" for each in left_out]
     write_text(folder / "results.txt", "\n".join([*results, *missing]))
 
 
@@ -259,41 +252,41 @@ def render(name: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.globals |= {
-        "texts": _texts,
+        "texts": cell_texts,
         "pixels_per_inch": PIXELS_PER_INCH,
         "base64": lambda content: base64.b64encode(content).decode("ascii"),
     }
     return environment.get_template(name).render(values).strip() + "\n"
 
 
-def _caption(table: Table) -> str:
-    return f"{HOW_TO_READ} {table.remark}".strip()
-
-
-def _texts(cell: Cell, column: Column) -> tuple[str, str]:
-    """Mean and deviation as printed, the latter perhaps empty."""
-    form = f",.{column.decimals}f"
-    if column.better != "higher" and 0 < abs(cell.mean) < 0.5 * 10**-column.decimals:
-        form = ".1e"  # far smaller than the others of its column, but not 0
-    return f"{cell.mean:{form}}", "" if cell.std is None else f"{cell.std:{form}}"
+def _csv_cell(cell: Cell | None, column: Column) -> tuple[str, str]:
+    if cell is None:
+        return "", ""
+    if column.decimals is None:
+        return cell_texts(cell, column)
+    return repr(cell.mean), "" if cell.std is None else repr(cell.std)
 
 
 def _rich_cell(cell: Cell | None, column: Column, gap: str) -> Text:
     if cell is None:
         return Text(MISSING)
-    mean, std = _texts(cell, column)
+    mean, std = cell_texts(cell, column)
     mean = f"*{mean}" if cell.best else mean
     return Text(f"{mean}{gap}±{std}" if std else mean, style="bold" if cell.best else "")
 
 
 def _latex(words: str) -> str:
-    return "".join(LATEX.get(sign, sign) for sign in words)
+    known = (LATEX.get(s, s if s <= LAST_SIGN else f"{{[}}U+{ord(s):04X}]") for s in words)
+    return "".join(known)
 
 
 def _latex_cell(cell: Cell | None, column: Column) -> str:
     if cell is None:
         return "--"
-    mean, std = (text.replace(",", "{,}") for text in _texts(cell, column))
+    mean, std = (text.replace(",", "{,}") for text in cell_texts(cell, column))
+    if column.decimals is None:
+        return mean
+    mean = mean.replace("~", "{\\sim}")
     mean = f"\\mathbf{{{mean}}}" if cell.best else mean
     return f"${mean} \\pm {std}$" if std else f"${mean}$"
 

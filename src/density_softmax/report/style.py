@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import matplotlib
@@ -18,9 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 
-from density_softmax.report.names import break_lines, fit_labels
+from density_softmax.report.names import Label, break_lines, fit_labels, readable
 
 # Widths in inches of a column and of the page in two-column papers.
 COLUMN, PAGE = 3.3, 6.9
@@ -178,7 +180,7 @@ def panel_figure(
     inner = (width - left - RIGHT - (num_columns - 1) * gap) / num_columns
     height = height(inner) if callable(height) else height
     num_letters = int((inner + min(gap / 2, RIGHT)) / LETTER)
-    fitting = fit_labels(titles, num_letters * MOST_TITLE_LINES)
+    fitting = fit_labels(list(map(_drawable, titles)), num_letters * MOST_TITLE_LINES)
     broken = [_shorten(title, num_letters) for title in fitting]
     rows = [broken[n : n + num_columns] for n in range(0, len(broken), num_columns)]
     heads = [LINE * max(map(len, row)) + TITLE_GAP for row in rows]
@@ -218,7 +220,8 @@ def block_figure(
     row_height = LINE + TITLE_GAP + height + BELOW
     panels_height = math.ceil(len(titles) / num_columns) * row_height
     every = [label for labels in groups for label in labels]
-    shown = dict(zip(every, fit_labels(every, MOST_LEGEND_LETTERS), strict=True))
+    fitting = fit_labels(list(map(_drawable, every)), MOST_LEGEND_LETTERS)
+    shown = dict(zip(every, fitting, strict=True))
     legends = [_legend_shape([shown[label] for label in labels], width) for labels in groups]
     tops = [n * panels_height + sum(h for _, h in legends[:n]) for n in range(len(groups))]
     figure = new_figure(width, tops[-1] + panels_height + legends[-1][1])
@@ -229,7 +232,7 @@ def block_figure(
             row, column = divmod(number, num_columns)
             corner = left + column * (inner + gap), top + row * row_height + LINE + TITLE_GAP
             axes.append(add_axes(figure, *corner, inner, height))
-            axes[-1].set_title(_literal(title), loc="left", pad=3)
+            axes[-1].set_title(_one_line(title, inner), loc="left", pad=3)
         handles = [_handle(look, legend) for _, look in zip(labels, LOOKS, strict=False)]
         names = [_literal(shown[label]) for label in labels]
         anchor = (0.5, 1 - (top + panels_height) / figure.get_size_inches()[1])
@@ -251,7 +254,7 @@ def lined_figure(
         num_columns: panels side by side.
         row: the height of a row.
     """
-    shown = fit_labels(labels, MOST_ROW_LETTERS)
+    shown = fit_labels(list(map(_drawable, labels)), MOST_ROW_LETTERS)
     left = 0.12 + LETTER * max(map(len, shown))
     inner = (PAGE - left - (num_columns - 1) * 0.14 - RIGHT) / num_columns
     height = row * len(labels) + 0.06
@@ -261,7 +264,7 @@ def lined_figure(
         line, column = divmod(number, num_columns)
         top = line * row_height + LINE + TITLE_GAP
         axes = add_axes(figure, left + column * (inner + 0.14), top, inner, height)
-        axes.set_title(_literal(title), loc="left", pad=3)
+        axes.set_title(_one_line(title, inner), loc="left", pad=3)
         axes.set_yticks(range(len(labels)), list(map(_literal, shown)) if column == 0 else [])
         axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.tick_params(axis="y", length=0)
@@ -271,7 +274,7 @@ def lined_figure(
 
 
 def add_legend(figure: Figure, handles: Sequence[Artist], num_in_row: int, **options: Any) -> None:
-    """A legend at the foot of a figure; labels are shown as they are.
+    """A legend at the foot of a figure, labels cut to fit it.
 
     Args:
         figure: to which it is added.
@@ -279,8 +282,13 @@ def add_legend(figure: Figure, handles: Sequence[Artist], num_in_row: int, **opt
         num_in_row: entries side by side.
         options: of matplotlib's legend.
     """
-    for handle in handles:
-        handle.set_label(_literal(str(handle.get_label())))
+    labels = [_drawable(str(handle.get_label())) for handle in handles]
+    num_columns = min(num_in_row, len(handles))
+    room = int((figure.get_size_inches()[0] / num_columns - 0.4) / LETTER)
+    longest = sorted(map(len, labels))[-num_columns:]
+    fitting = fit_labels(labels, room) if sum(longest) > room * num_columns else labels
+    for handle, label in zip(handles, fitting, strict=True):
+        handle.set_label(_literal(label))
     options = {"loc": "lower center", "borderaxespad": 0.1, **options}
     figure.legend(handles=list(handles), ncols=num_in_row, **options)
 
@@ -297,6 +305,24 @@ def tidy(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _drawable(text: str) -> str:
+    """The text without signs that the font lacks: their numbers stand for them.
+
+    Boxes in their place would all look the same.
+    """
+    if isinstance(text, Label):
+        return Label(_drawable(text.name), [_drawable(change) for change in text.changes])
+    known = _font_signs()
+    return "".join(s if ord(s) in known else f"[U+{ord(s):04X}]" for s in readable(text))
+
+
+@cache
+def _font_signs() -> frozenset[int]:
+    """What the font of all figures can draw."""
+    properties = FontProperties(family=RC["font.family"])
+    return frozenset(get_font(findfont(properties)).get_charmap())
+
+
 def _literal(text: str) -> str:
     """The text with its dollar signs, between which matplotlib would see a formula."""
     return text.replace("$", r"\$")
@@ -308,6 +334,12 @@ def _shorten(label: str, num_letters: int) -> list[str]:
     if len(lines) <= MOST_TITLE_LINES:
         return lines
     return [*lines[:last], f"{lines[last][: num_letters - 1]}…"]
+
+
+def _one_line(title: str, width: float) -> str:
+    """A title as wide as its panel, as it is drawn."""
+    (fitting,) = fit_labels([_drawable(title)], int((width + RIGHT) / LETTER))
+    return _literal(fitting)
 
 
 def _legend_shape(labels: Sequence[str], width: float) -> tuple[int, float]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from density_softmax.metrics import paired_t_test
+from density_softmax.report.columns import (
+    BUSY,
+    Cell,
+    Column,
+    find_decimals,
+    how_to_read,
+    make_cells,
+    noisy_lines,
+)
 from density_softmax.report.frame import (
     Key,
     Line,
@@ -24,7 +31,13 @@ from density_softmax.report.frame import (
     settings_of,
     with_shared_means,
 )
-from density_softmax.report.names import Better, divide, file_stem, metric_name, readable
+from density_softmax.report.names import (
+    divide,
+    file_stem,
+    metric_name,
+    readable,
+    set_name,
+)
 from density_softmax.report.paper import REMARK as PAPER
 from density_softmax.report.paper import Quotes, paper_shifts
 from density_softmax.runs.run import Run
@@ -34,12 +47,6 @@ if TYPE_CHECKING:
 
 Role = Literal["results", "penalty", "iid", "shift", "ood", "each shift", "cost", "training"]
 
-MIN_SEEDS = 3
-LEVEL = 0.05
-HOW_TO_READ = (
-    "Mean ± sample standard deviation over seeds. Bold: better than the second best "
-    f"by a paired t-test over at least {MIN_SEEDS} seeds at {LEVEL:.0%}."
-)
 DETECTION = (
     "AUROC, AUPR and FPR95: OOD is the positive class, the score that detects is named in the "
     "header; AUPR depends on the ratio of the two sets."
@@ -55,39 +62,9 @@ TOTAL = ("cost", "train_seconds")
 HEADLINE = {
     "iid": ("nll", "accuracy", "ece"),
     "shift": ("nll", "accuracy", "ece", "cnll", "caccuracy", "cece"),
-    "ood": ("auroc:confidence", "auroc:epistemic", "aupr:confidence", "aupr:epistemic"),
+    "ood": ("confidence", "auroc:entropy", "auroc:epistemic"),
     "cost": ("params", "latency_ratio:1"),
 }
-
-
-@dataclass(frozen=True)
-class Column:
-    """A metric on a split.
-
-    Attributes:
-        title: the metric, with an arrow towards better values.
-        note: what else a reader must know, such as the score that detects.
-        key: the split and metric of its rows.
-        better: which direction is an improvement; None where neither is.
-        decimals: how many to print, the same in all lines.
-        quoted: whether its numbers are the paper's, not ours.
-    """
-
-    title: str
-    note: str
-    key: Key
-    better: Better | None
-    decimals: int
-    quoted: bool = False
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A mean over seeds; no deviation for a single one."""
-
-    mean: float
-    std: float | None
-    best: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,7 +83,7 @@ class Table:
     Attributes:
         name: a file name without ending.
         title: what is compared, on which data.
-        remark: what must be known beside `HOW_TO_READ`.
+        remark: what must be known beside `how_to_read`.
         columns: the header.
         lines: the methods.
         role: what kind of table it is; `results` has the numbers to look at first.
@@ -118,6 +95,14 @@ class Table:
     columns: tuple[Column, ...]
     lines: tuple[TableLine, ...]
     role: str
+
+    @property
+    def caption(self) -> str:
+        """How its numbers are read."""
+        if self.role == "needs":
+            return self.remark
+        most = max((line.num_seeds for line in self.lines), default=0)
+        return f"{how_to_read(most)} {self.remark}".strip()
 
 
 @dataclass(frozen=True)
@@ -142,7 +127,9 @@ def build_tables(frame: pd.DataFrame, quotes: Mapping[str, Quotes] | None = None
     for setting, part in frame.groupby("setting", sort=False):
         quoted = (quotes or {}).get(setting, {})  # none if the data are not those of the recipe
         shifts, part = find_shifts(part), with_shared_means(part)
-        for section in _sections(find_keys(part)):
+        for section in _sections(
+            find_keys(part), {key for line in quoted.values() for key in line}
+        ):
             beside = quoted if section.role == "results" else {}
             tables.append(_table(section, setting, part, shifts, beside))
     return tables
@@ -185,20 +172,6 @@ def fold(table: Table, most_columns: int) -> list[Table]:
     ]
 
 
-def is_better(a: Sequence[float], b: Sequence[float], better: Better) -> bool:
-    """Whether a is better than b by a paired t-test.
-
-    Args:
-        a: a value for each seed.
-        b: those of the same seeds.
-        better: which direction is an improvement.
-    """
-    if len(a) < MIN_SEEDS or not all(map(math.isfinite, [*a, *b])):
-        return False
-    gain = sum(a) - sum(b)
-    return (gain > 0 if better == "higher" else gain < 0) and paired_t_test(a, b) < LEVEL
-
-
 def _penalty_table(
     setting: Setting,
     line: Line,
@@ -220,24 +193,24 @@ def _penalty_table(
     return _table(section, setting.name, frame, shifts, quoted)
 
 
-def _sections(keys: Sequence[Key]) -> Iterator[_Section]:
+def _sections(keys: Sequence[Key], quoted: Container[Key]) -> Iterator[_Section]:
     """The headline, then a section for each role and set; every column is in one of these."""
     of_split = roles_of(keys)
     roles: dict[Role, dict[Key, str]] = {}
     for key in keys:
         training = key[0] == "cost" and key[1].startswith(("train_seconds", "peak_memory"))
         roles.setdefault("training" if training else of_split[key[0]], {})[key] = _note(key)
-    if columns := _headline(keys, tuple(HEADLINE)):
+    if columns := _headline(keys, tuple(HEADLINE), quoted):
         detects = any(metric.startswith(("auroc:", "aupr:")) for _, metric in columns)
         yield _Section("results", "results", "results", columns, DETECTION if detects else "")
     if "iid" in roles:
         yield _Section("iid", "iid", "in-domain test set", roles["iid"])
     for name, columns in _by_set(roles.get("shift", {})):
         means = any(metric == "cnll" for _, metric in columns)
-        title = f"mean over the shifts of {name}" if means else f"shifted set {name}"
-        yield _Section("shift", f"shift-{name}", title, columns)
+        of = "mean over the shifts of" if means else "shifted set"
+        yield _Section("shift", f"shift-{name}", f"{of} {set_name(name)}", columns)
     for name, columns in _by_set(roles.get("ood", {})):
-        title = f"detection of {name} as out-of-distribution (OOD)"
+        title = f"detection of {set_name(name)} as out-of-distribution (OOD)"
         yield _Section("ood", f"ood-{name}", title, columns, DETECTION)
     yield from _each_shift(roles.get("each shift", {}))
     if "cost" in roles:
@@ -248,13 +221,21 @@ def _sections(keys: Sequence[Key]) -> Iterator[_Section]:
         yield _Section("training", "training", "cost of training by stage", roles["training"])
 
 
-def _headline(keys: Sequence[Key], wanted: Sequence[str]) -> dict[Key, str]:
-    """The columns to look at first of these roles; sets other than the in-domain one are named."""
+def _headline(
+    keys: Sequence[Key], wanted: Sequence[str], quoted: Container[Key] = ()
+) -> dict[Key, str]:
+    """The columns to look at first of these roles, and those beside which quotes stand.
+
+    Sets other than the in-domain one are named.
+    """
     roles, columns = roles_of(keys), {}
+    splits = list(dict.fromkeys(split for split, _ in keys))
     for role in wanted:
-        for key in keys:
-            if roles[key[0]] == role and key[1] in HEADLINE[role]:
-                name = key[0] if role in ("shift", "ood") else ""
+        order = (*HEADLINE[role], *(metric for _, metric in keys if metric not in HEADLINE[role]))
+        chosen = [key for key in keys if key[1] in HEADLINE[role] or key in quoted]
+        for key in sorted(chosen, key=lambda k: (splits.index(k[0]), order.index(k[1]))):
+            if roles[key[0]] == role:
+                name = set_name(key[0]) if role in ("shift", "ood") else ""
                 columns[key] = ", ".join(filter(None, (name, _note(key))))
     return columns
 
@@ -271,7 +252,7 @@ def _each_shift(keys: Mapping[Key, str]) -> Iterator[_Section]:
         data, _, shift = split.partition("/")
         groups.setdefault((data, metric), {})[split, metric] = shift.replace("/", " ")
     for (data, metric), columns in groups.items():
-        title = f"{metric_name(metric).title} on each shift of {data}"
+        title = f"{metric_name(metric).title} on each shift of {set_name(data)}"
         yield _Section("each shift", f"shift-{data}-{metric}", title, columns)
 
 
@@ -296,6 +277,7 @@ def _table(
 ) -> Table:
     """The table of a section, means being of shared shifts; quotes stand beside ours."""
     lines = list(dict.fromkeys(frame["line"]))
+    noisy = {key: noisy_lines(frame, key) for key in section.columns}
     wanted = [key in section.columns for key in zip(frame["split"], frame["metric"], strict=True)]
     frame = frame[wanted]
     groups = dict(list(frame.groupby(["split", "metric"], sort=False)))
@@ -304,8 +286,8 @@ def _table(
     for key, note in section.columns.items():
         spreads = over_seeds(groups[key], "line")
         columns.append(_column(section, key, note, spreads))
-        best = _best(groups[key], spreads, columns[-1].better)
-        cells.append([Cell(*spreads[n], n == best) if n in spreads else None for n in lines])
+        found = make_cells(groups[key], spreads, columns[-1], noisy[key])
+        cells.append([found.get(name) for name in lines])
         alike = key[0] not in shifts or set(shifts[key[0]].shared) == paper_shifts(key[0])
         quoted = [quotes.get(name, {}).get(key) if alike else None for name in lines]
         if any(value is not None for value in quoted):
@@ -313,6 +295,7 @@ def _table(
             cells.append([None if value is None else Cell(value, None) for value in quoted])
     seeds = frame.groupby("line")["seed"].nunique().to_dict()
     remark = [section.remark, *_left_out(section, shifts)]
+    remark += [BUSY] if any(noisy.values()) else []
     remark += [PAPER] if any(column.quoted for column in columns) else []
     return Table(
         name=file_stem(setting, section.name),
@@ -339,7 +322,7 @@ def _left_out(section: _Section, shifts: Mapping[str, Shifts]) -> list[str]:
     headline = section.role in ("results", "penalty")
     splits = {split for split, _ in section.columns}
     return [
-        f"Means over {data} are of the {len(shared)} shifts that all runs have, without "
+        f"Means over {set_name(data)} are of the {len(shared)} shifts that all runs have, without "
         f"{len(partial)} that only some have."
         for data, (shared, partial) in shifts.items()
         if partial and (headline or data in splits)
@@ -348,10 +331,10 @@ def _left_out(section: _Section, shifts: Mapping[str, Shifts]) -> list[str]:
 
 def _column(section: _Section, key: Key, note: str, spreads: Mapping[str, Spread]) -> Column:
     title, better = metric_name(key[1])
-    if key[1] == "confidence" and section.role == "ood":
+    if key[1] == "confidence" and roles_of(section.columns)[key[0]] == "ood":
         better = "lower"  # to be confident about what is out of distribution is wrong
     arrow = {"higher": " ↑", "lower": " ↓", None: ""}[better]
-    decimals = _decimals([spread.mean for spread in spreads.values()])
+    decimals = find_decimals(key[1], spreads.values())
     return Column(title + arrow, readable(note), key, better, decimals)
 
 
@@ -360,26 +343,3 @@ def _quoted(ours: Column) -> Column:
     metric = ours.title.partition(" ")[0]
     note = ", ".join(filter(None, (metric, ours.note)))
     return Column("paper", note, ours.key, None, ours.decimals, quoted=True)
-
-
-def _decimals(means: Sequence[float]) -> int:
-    """Three or so digits of the largest mean; no decimals where all are whole numbers."""
-    finite = [abs(value) for value in means if math.isfinite(value)]
-    largest = max(finite, default=0.0)
-    if all(value.is_integer() and value > 1 for value in finite):
-        return 0
-    if 0 < largest < 1:
-        return min(2 - math.floor(math.log10(largest)), 8)
-    return next((d for d, limit in ((3, 10), (2, 100), (1, 1000)) if largest < limit), 0)
-
-
-def _best(column: pd.DataFrame, spreads: Mapping[str, Spread], better: Better | None) -> str | None:
-    """The line that is better than the second best, if the test over common seeds says so."""
-    finite = [name for name, spread in spreads.items() if math.isfinite(spread.mean)]
-    if better is None or len(finite) < 2:
-        return None
-    first, second, *_ = sorted(
-        finite, key=lambda name: spreads[name].mean, reverse=better == "higher"
-    )
-    pairs = column.pivot_table("value", "seed", "line", aggfunc="last")[[first, second]].dropna()
-    return first if is_better(list(pairs[first]), list(pairs[second]), better) else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Iterable
 from pathlib import Path
 
 from density_softmax.files import StorageError, write_text
+from density_softmax.files.tables import csv_reader, csv_writer
 from density_softmax.types import Row
 
 
@@ -19,9 +19,7 @@ def write_rows(file: Path, rows: Iterable[Row]) -> None:
         rows: any number of them.
     """
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows(rows)
+    csv_writer(text)([Row._fields, *rows])
     write_text(file, text.getvalue())
 
 
@@ -34,7 +32,7 @@ def read_rows(file: Path) -> list[Row]:
     if not file.is_file():
         raise StorageError(f"{file}: no such file; is it a finished run?")
     with file.open(encoding="utf-8", newline="") as lines:
-        reader = csv.reader(lines)
+        reader = csv_reader(lines)
         if tuple(next(reader, ())) != Row._fields:
             raise StorageError(f"{file}: its header is not {','.join(Row._fields)}")
         try:

@@ -20,7 +20,14 @@ from density_softmax.engine.checkpoints import Checkpoints, Epoch
 from density_softmax.engine.runtime import EngineConfig, derive_seed, describe_environment
 from density_softmax.engine.stage_cache import StageCache
 from density_softmax.errors import UserError
-from density_softmax.files import StorageError, hash_tensor, load_tensors, save_tensors, write_text
+from density_softmax.files import (
+    StorageError,
+    hash_tensor,
+    load_tensors,
+    save_tensors,
+    short_name,
+    write_text,
+)
 from density_softmax.methods.base import Method
 from density_softmax.recipes import Recipe, get_recipe
 from density_softmax.runs.rows import read_rows, write_rows
@@ -31,8 +38,6 @@ FORMAT = 2
 # Where runs go, and the name of a folder whose runs share finished stages.
 ROOT = Path("runs")
 MEMBERS = "members"
-# File systems allow 255 bytes; a variant may be longer.
-LONGEST_NAME = 150
 # Data of one configuration are told apart by all of their samples, or by some of many.
 FEW, NUM_HASHED, AT_ONCE = 5_000, 500, 100
 
@@ -109,10 +114,7 @@ class Run:
     def line(self) -> str:
         """Its method and variant as a name for files."""
         name = "-".join([self.kind, variant_text(self.variant)] if self.variant else [self.kind])
-        short = re.sub(r"[^\w.=-]+", "_", name)
-        if len(short) > LONGEST_NAME:
-            short = f"{short[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-        return short
+        return short_name(re.sub(r"[^\w.=-]+", "_", name), whole=name)
 
     @property
     def data_seed(self) -> int:
@@ -294,7 +296,7 @@ class Run:
         ]
 
     def _file(self, folder: str, split: str) -> Path:
-        return self.path / folder / f"{split}.safetensors"
+        return self.path / folder / f"{'/'.join(map(short_name, split.split('/')))}.safetensors"
 
     def _description(self) -> dict[str, Any]:
         return {
@@ -320,8 +322,8 @@ def variant_text(variant: Mapping[str, Any]) -> str:
     return ", ".join(texts) or "default"
 
 
-def find_runs(paths: Iterable[Path]) -> list[Run]:
-    """The runs at or below some folders, each of them once.
+def find_runs(paths: Iterable[Path]) -> list[Path]:
+    """The directories of the runs at or below some folders, each of them once.
 
     Args:
         paths: run directories, or folders of them; one without any run is an error.
@@ -341,7 +343,7 @@ def find_runs(paths: Iterable[Path]) -> list[Run]:
         # A run inside another is a member of it, and counts there.
         outermost = (folder for folder in folders if folders.isdisjoint(folder.parents))
         found |= {folder.resolve(): folder for folder in outermost}
-    return [Run.at(folder) for folder in found.values()]
+    return list(found.values())
 
 
 def shared_root(folder: Path) -> Path:
@@ -356,11 +358,11 @@ def shared_root(folder: Path) -> Path:
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     file = folder / name
+    if not file.is_file():  # a pipe would never end
+        raise StorageError(f"{folder}: not a run directory, it has no {name}")
     try:
         values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise StorageError(f"{folder}: not a run directory, it has no {name}") from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise StorageError(f"{file}: not readable ({error}); delete the run") from None
     return values
 
@@ -387,11 +389,12 @@ def _identity(description: Mapping[str, Any]) -> dict[str, Any]:
 def _hash_samples(data: Data) -> list[Any]:
     """The number of training and held-out samples, and a digest of them."""
     digest = hashlib.sha256()
-    for source in (data.train, data.heldout):
+    sources = [source for source in (data.train, data.heldout) if source is not None]
+    for source in sources:
         step = 1 if len(source) <= FEW else len(source) // NUM_HASHED
         chosen = range(0, len(source), step)
         batches = [chosen[start : start + AT_ONCE] for start in range(0, len(chosen), AT_ONCE)]
         for batch in source.read(batches, torch.device("cpu")):
             hash_tensor(digest, batch.x)
             hash_tensor(digest, batch.y)
-    return [len(data.train), len(data.heldout), digest.hexdigest()]
+    return [*(len(source) for source in sources), digest.hexdigest()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +42,7 @@ class Normalisation:
                 f"normalisation has {', '.join(values) or 'nothing'}: it needs kind, mean and "
                 "std, and may have columns"
             )
-        kind = values["kind"]
+        kind, columns = values["kind"], values.get("columns", ())
         mean, std = (_numbers(name, values[name]) for name in ("mean", "std"))
         if kind not in ("images", "table"):
             raise UserError(f"normalisation kind '{kind}': choose images or table")
@@ -54,7 +55,9 @@ class Normalisation:
                 f"normalisation with mean {mean} and std {std}: "
                 "as many positive std as mean are needed, all finite"
             )
-        return cls(kind, mean, std, tuple(values.get("columns", ())))
+        if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+            raise UserError(f"normalisation with columns {columns!r}: pass a list of names")
+        return cls(kind, mean, std, tuple(columns))
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise if inputs of this shape, without the batch, cannot be normalised this way."""
@@ -139,7 +142,7 @@ class Card:
             shape, names = json.loads(texts["input_shape"]), json.loads(texts["class_names"])
             thresholds = json.loads(texts.get("thresholds", "{}"))
             normalisation = json.loads(texts.get("normalisation", "null"))
-            return cls(
+            card = cls(
                 version=texts["version"],
                 method=texts["method"],
                 class_names=tuple(names),
@@ -148,11 +151,52 @@ class Card:
                 thresholds={float(share): value for share, value in thresholds.items()},
                 notes=json.loads(texts.get("notes", "{}")),
             )
-        except (KeyError, ValueError, AttributeError, TypeError) as error:
+            card._check()
+        except UserError as error:
+            raise UserError(f"{where}: its card does not fit: {error}; export it again") from None
+        # Texts that someone else wrote may be nested deeper than json can follow.
+        except (KeyError, ValueError, AttributeError, TypeError, RecursionError) as error:
             raise UserError(
                 f"{where}: was not exported by density-softmax ({error!r}); "
                 "make it with density_softmax.export"
             ) from None
+        return card
+
+    def _check(self) -> None:
+        """Raise if its values are not of their kinds, or do not fit each other."""
+        shape, names = self.input_shape, self.class_names
+        if not names or not all(isinstance(name, str) for name in names):
+            raise UserError(f"class_names {list(names)}: not a list of names")
+        if not shape or not all(type(size) is int and size > 0 for size in shape):
+            raise UserError(f"input_shape {list(shape)}: not a list of sizes")
+        for share, value in self.thresholds.items():
+            number = type(value) in (int, float) and math.isfinite(value)
+            if not number or not 0 < share < 1:
+                raise UserError(f"threshold {value!r} for {share} false alarms: not a number")
+        if self.normalisation is not None:
+            self.normalisation.check_shape(shape)
+
+    def check_graph(self, inputs: Mapping[str, Sequence[Any]], probs: Sequence[Any]) -> None:
+        """Raise if it does not describe a graph.
+
+        Args:
+            inputs: the shapes of the graph's inputs by name, with names in place of free sizes.
+            probs: the shape of its output `probs`.
+        """
+        shapes = {name: tuple(shape) for name, shape in inputs.items()}
+        fits = [
+            len(shape) == len(self.input_shape) + 1
+            and all(
+                a == b for a, b in zip(shape[1:], self.input_shape, strict=True) if type(a) is int
+            )
+            for shape in shapes.values()
+        ]
+        if fits != [True]:
+            raise UserError(f"input_shape {self.input_shape}: the graph reads {shapes}")
+        if len(probs) != 2 or (type(probs[1]) is int and probs[1] != len(self.class_names)):
+            raise UserError(
+                f"{len(self.class_names)} class_names: the graph returns probs of shape {probs}"
+            )
 
     def threshold(self, false_alarms: float, where: str = "the model") -> float | None:
         """The threshold for a share of false alarms; None if the model has no thresholds."""

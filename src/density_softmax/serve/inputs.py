@@ -6,22 +6,21 @@ batch is in memory.
 
 from __future__ import annotations
 
-import csv
+import math
 import os
-import zipfile
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from density_softmax.errors import DataError
-from density_softmax.files import IMAGE_SUFFIXES, decode
+from density_softmax.files import IMAGE_SUFFIXES, decode, regular_file
+from density_softmax.files.arrays import ArrayHeader, open_npz
+from density_softmax.files.tables import CsvTable, TableRow, listed, open_csv
 from density_softmax.serve.card import Card, Normalisation
 
 Floats = NDArray[np.float32]
@@ -50,14 +49,13 @@ def read_chunks(path: Path, card: Card, batch_size: int, workers: int = 1) -> It
         batch_size: inputs per chunk.
         workers: threads that decode images.
     """
-    if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
+    kind = path.suffix.lower()
+    if path.is_dir() or kind in IMAGE_SUFFIXES:
         return _image_chunks(path, card, batch_size, workers)
-    if not path.is_file():
-        found = "not a regular file" if path.exists() else "not found"
-        raise DataError(f"{path}: {found}; check the path")
-    if path.suffix == ".npz":
+    regular_file(path)
+    if kind == ".npz":
         return _array_chunks(path, card, batch_size)
-    if path.suffix == ".csv":
+    if kind == ".csv":
         return _table_chunks(path, card, batch_size)
     raise DataError(f"{path}: predict reads an image folder, an image, an .npz or a .csv file")
 
@@ -89,7 +87,8 @@ def _image_chunks(path: Path, card: Card, batch_size: int, workers: int) -> Iter
 
 def _image_normalisation(path: Path, card: Card) -> Normalisation:
     if len(card.input_shape) != 3 or card.input_shape[0] not in (1, 3):
-        raise DataError(f"{path}: images, but the model reads inputs of shape {card.input_shape}")
+        what = "a folder of images" if path.is_dir() else "an image"
+        raise DataError(f"{path}: {what}, but the model reads inputs of shape {card.input_shape}")
     if card.normalisation is None or card.normalisation.kind != "images":
         raise DataError(
             f"{path}: the model does not say how images are normalised; "
@@ -111,66 +110,53 @@ def _image_files(path: Path) -> Iterator[Path]:
 
 
 def _array_chunks(path: Path, card: Card, batch_size: int) -> Iterator[Chunk]:
-    with _array_stream(path) as (stream, shape, dtype):
-        num_rows, num_bytes = shape[0], int(np.prod(shape[1:])) * dtype.itemsize
-        for first in range(0, num_rows, batch_size):
-            rows = range(first, min(first + batch_size, num_rows))
-            data = stream.read(len(rows) * num_bytes)
-            if len(data) < len(rows) * num_bytes:
-                raise DataError(f"{path}: x ends early; write the file again with numpy.savez")
-            x = np.frombuffer(data, dtype).reshape(len(rows), *shape[1:])
-            yield Chunk([*map(str, rows)], _prepared(x, card, path), [""] * len(rows))
+    with open_npz(path) as archive:
+        chosen = next((name for name in ("x", "x_test") if name in archive.names), None)
+        if chosen is None:
+            raise DataError(f"{path}: holds {', '.join(archive.names) or 'nothing'}; it needs x")
+        with archive.stream(chosen) as (stream, header):
+            _check_array(path, header, card)
+            num_rows, *shape = header.shape
+            num_bytes = math.prod(shape) * header.dtype.itemsize
+            for first in range(0, num_rows, batch_size):
+                rows = range(first, min(first + batch_size, num_rows))
+                data = stream.read(len(rows) * num_bytes)
+                x = np.frombuffer(data, header.dtype).reshape(len(rows), *shape)
+                yield Chunk([*map(str, rows)], _prepared(x, card, path), [""] * len(rows))
 
 
-@contextmanager
-def _array_stream(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype[Any]]]:
-    """The bytes of the array `x` (or `x_test`) of an .npz file, with its shape and type."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name.removesuffix(".npy") for name in archive.namelist()]
-            chosen = next((name for name in ("x", "x_test") if name in names), None)
-            if chosen is None:
-                raise DataError(f"{path}: holds {', '.join(names) or 'nothing'}; it needs x")
-            with archive.open(f"{chosen}.npy") as stream:
-                yield stream, *_array_header(path, stream)
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        raise DataError(
-            f"{path}: truncated or not an .npz file ({error}); write it again with numpy.savez"
-        ) from None
-
-
-def _array_header(path: Path, stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    try:
-        version = np.lib.format.read_magic(stream)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, fortran, dtype = read(stream)
-    except (ValueError, KeyError) as error:
-        raise DataError(f"{path}: x is not a plain array ({error!r})") from None
+def _check_array(path: Path, header: ArrayHeader, card: Card) -> None:
+    """Refuse an array that the model cannot read, before it is read."""
+    shape, fortran, dtype = header.shape, header.fortran, header.dtype
     if fortran or dtype.kind not in "iuf" or not shape:
         order = "in Fortran order" if fortran else f"{dtype} of shape {shape}"
         raise DataError(
             f"{path}: x is {order}; save numbers of shape (inputs, ...), numpy.ascontiguousarray(x)"
         )
-    return shape, dtype
+    if shape[0] == 0:
+        raise DataError(f"{path}: holds no rows")
+    one = shape[1:]
+    if _are_images(dtype, card):
+        one = (*one, 1) if len(one) == 2 else one
+        one = (*one[-1:], *one[:-1])
+    if one != card.input_shape:
+        raise DataError(
+            f"{path}: inputs of shape {shape[1:]}, but the model reads {card.input_shape}"
+        )
+
+
+def _are_images(dtype: np.dtype[Any], card: Card) -> bool:
+    """Whether an array of this type holds images whose channels come last."""
+    return dtype == np.uint8 and len(card.input_shape) == 3
 
 
 def _prepared(x: NDArray[Any], card: Card, path: Path) -> Floats:
     """Bytes and table rows are normalised; floating-point images are taken as they are."""
-    normalisation = card.normalisation
-    images = x.dtype == np.uint8 and len(card.input_shape) == 3
-    if images:
+    if _are_images(x.dtype, card):
         x = np.moveaxis(x[..., None] if x.ndim == 3 else x, -1, 1)
-    if x.shape[1:] != card.input_shape:
-        raise DataError(
-            f"{path}: inputs of shape {x.shape[1:]}, but the model reads {card.input_shape}"
-        )
-    if images:
         return _image_normalisation(path, card)(x)
-    if normalisation is not None and normalisation.kind == "table":
-        return normalisation(x)
+    if card.normalisation is not None and card.normalisation.kind == "table":
+        return card.normalisation(x)
     with np.errstate(over="ignore"):
         return x.astype(np.float32)
 
@@ -179,58 +165,46 @@ def _table_chunks(path: Path, card: Card, batch_size: int) -> Iterator[Chunk]:
     if len(card.input_shape) != 1:
         raise DataError(f"{path}: a table, but the model reads inputs of shape {card.input_shape}")
     first = 0
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            filled = (line for line in csv.reader(file) if line)
-            indices, width, lines = _columns(filled, card, path)
-            for batch in _batches(lines, batch_size):
-                rows = [_numbers(line, indices, width) for line in batch]
-                x = np.array([numbers for numbers, _ in rows], np.float64)
-                names = [str(first + row) for row in range(len(rows))]
-                first += len(rows)
-                yield Chunk(names, _prepared(x, card, path), [note for _, note in rows])
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: not a .csv file in UTF-8 ({error})") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error})") from None
+    with open_csv(path) as table:
+        for rows in _batches(_table_rows(table, card), batch_size):
+            x = np.array([row.numbers for row in rows], np.float64)
+            names = [str(first + row) for row in range(len(rows))]
+            first += len(rows)
+            yield Chunk(names, _prepared(x, card, path), [row.problem for row in rows])
     if not first:
         raise DataError(f"{path}: holds no rows")
 
 
-def _columns(
-    lines: Iterator[list[str]], card: Card, path: Path
-) -> tuple[list[int], int, Iterator[list[str]]]:
-    """The indices of the model's columns, the number of cells in a line, and the lines of values.
+def _table_rows(table: CsvTable, card: Card) -> Iterator[TableRow]:
+    """The rows of a table, with the numbers that the model reads.
 
     If the model knows the names of its columns, the first line must contain them, in any order
     and among others. Otherwise all columns are read, and a first line without numbers is skipped.
     """
-    first = [cell.strip() for cell in next(lines, [])]
-    width = len(first)
+    header, path = table.header, table.path
     columns = card.normalisation.columns if card.normalisation is not None else ()
     if columns:
-        if missing := [name for name in columns if first.count(name) != 1]:
+        if wrong := [name for name in columns if header.count(name) != 1]:
+            found = "twice" if wrong[0] in header else f"not among {listed(header)}"
             raise DataError(
-                f"{path}: line 1 must name each column of the model once; "
-                f"'{missing[0]}' is not among {', '.join(first) or 'nothing'}"
+                f"{path}: line 1 must name each column of the model once; '{wrong[0]}' is {found}"
+                f"{table.hint}"
             )
-        return [first.index(name) for name in columns], width, lines
-    if width != card.input_shape[0]:
-        raise DataError(f"{path}: {width} columns, but the model reads {card.input_shape[0]}")
+        return table.rows([header.index(name) for name in columns])
+    width = card.input_shape[0]
+    if len(header) != width:
+        raise DataError(f"{path}: {len(header)} columns, but the model reads {width}{table.hint}")
     # One bad cell does not make a row of numbers a header.
-    header = all(_numbers([cell], [0], 1)[1] for cell in first)
-    return list(range(width)), width, lines if header else chain([first], lines)
+    return table.rows(range(width), headless=any(map(_looks_like_number, header)))
 
 
-def _numbers(line: Sequence[str], indices: Sequence[int], width: int) -> tuple[list[float], str]:
-    """The numbers at some indices of a line of `width` cells, or NaN and a note."""
-    note = "too many cells"
-    if len(line) <= width:
-        try:
-            return [float(line[index]) for index in indices], ""
-        except (ValueError, IndexError) as error:
-            note = "too few cells" if isinstance(error, IndexError) else str(error)
-    return [float("nan")] * len(indices), note
+def _looks_like_number(cell: str) -> bool:
+    """Whether a cell was meant to be a number, if only NaN."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from density_softmax.errors import UserError
 from density_softmax.files import replacing
+from density_softmax.files.tables import csv_writer
 
 Flag = Literal["in", "out", "bad", ""]
 
@@ -81,9 +82,9 @@ def _opened(part: Path, suffix: str) -> Iterator[Write]:
 
 
 def _csv_lines(file: IO[str]) -> Write:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(Record._fields)
-    return writer.writerows
+    """CSV with a header, which is not written before there is a record."""
+    write, header = csv_writer(file), iter([Record._fields])
+    return lambda records: write(chain(header, records))
 
 
 def _json_lines(file: IO[str]) -> Write:

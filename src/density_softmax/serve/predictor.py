@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -20,6 +21,27 @@ DTYPES = {
     "tensor(int32)": np.int32,
     "tensor(uint8)": np.uint8,
 }
+
+
+# Class names that the text of a predictor shows.
+NUM_NAMED = 5
+# Of each message of an ONNX file that can hold tensors: its fields that are messages, by number.
+MESSAGES = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "attribute": {
+        **{5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
+        **{22: "sparse", 23: "sparse"},
+    },
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {},
+}
+# Of a tensor: the file that it is in, and whether it is in a file.
+EXTERNAL_DATA, DATA_LOCATION = 13, 14
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 
 class Answer(NamedTuple):
@@ -46,11 +68,21 @@ class Predictor:
                 f"{path}: .pt2 is for torch.export.load; export to a name that ends in .onnx"
             )
         if not self.path.is_file():
-            raise UserError(f"{path}: no such file; make it with density_softmax.export")
+            found = "not a regular file" if self.path.exists() else "no such file"
+            raise UserError(f"{path}: {found}; make it with density_softmax.export")
         self._session = onnx_session(self.path, threads, name=str(path))
         texts = self._session.get_modelmeta().custom_metadata_map
         self.card = Card.from_strings(texts, str(path))
-        self._input = self._session.get_inputs()[0]
+        self._input = self._checked_input()
+
+    def __repr__(self) -> str:
+        names, thresholds = self.class_names, self.card.thresholds
+        shown = ", ".join([*names[:NUM_NAMED], "..."] if len(names) > NUM_NAMED else names)
+        alarms = ", ".join(f"{value:.4g} for {share:.0%}" for share, value in thresholds.items())
+        return (
+            f"Predictor({str(self.path)!r}): {self.card.method}, {len(names)} classes ({shown}), "
+            f"inputs {self.card.input_shape}, thresholds {alarms or 'none'}"
+        )
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -66,11 +98,18 @@ class Predictor:
         Args:
             x: prepared inputs, (batch, *input shape).
         """
-        batch = self._checked(np.asarray(x))
+        batch = self._checked(self._array(x))
         if len(batch) == 0:
             empty = np.zeros(0, np.float32)
             return Answer(np.zeros((0, len(self.class_names)), np.float32), empty, empty)
-        return Answer(*self._session.run(list(Answer._fields), {self._input.name: batch}))
+        answer = Answer(*self._session.run(list(Answer._fields), {self._input.name: batch}))
+        shapes = tuple(values.shape for values in answer)
+        if shapes != ((len(batch), len(self.class_names)), (len(batch),), (len(batch),)):
+            raise UserError(
+                f"{self.path}: its card does not fit: {len(self.class_names)} class_names, but "
+                f"the graph returned {shapes} for {len(batch)} inputs; export it again"
+            )
+        return answer
 
     def prepare(self, raw: Any) -> Floats:
         """Raw inputs as the network reads them.
@@ -83,7 +122,7 @@ class Predictor:
                 f"{self.path}: does not say how inputs are prepared; "
                 "export with normalisation=, or prepare them yourself"
             )
-        raw = np.asarray(raw)
+        raw = self._array(raw)
         if self.card.normalisation.kind == "images":
             raw = self._channels_first(raw)
         self._check_shape(raw)
@@ -114,6 +153,32 @@ class Predictor:
                 "x.transpose(0, 2, 3, 1) puts channels last, x[None] is a batch of one"
             )
         return np.moveaxis(images, -1, 1)
+
+    def _checked_input(self) -> Any:
+        """The graph's input, after checking that graph and card fit."""
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        shapes = {output.name: output.shape for output in outputs}
+        try:
+            if missing := [name for name in Answer._fields if name not in shapes]:
+                raise UserError(f"the graph has no output {missing[0]}")
+            self.card.check_graph({each.name: each.shape for each in inputs}, shapes["probs"])
+            if inputs[0].type not in DTYPES:
+                raise UserError(f"the graph reads {inputs[0].type}, not {', '.join(DTYPES)}")
+        except UserError as error:
+            raise UserError(
+                f"{self.path}: its card does not fit: {error}; export it again"
+            ) from None
+        return inputs[0]
+
+    def _array(self, x: Any) -> NDArray[Any]:
+        """Inputs as an array of real numbers."""
+        try:
+            found = np.asarray(x)
+        except ValueError as error:
+            raise UserError(f"inputs do not make an array ({error})") from None
+        if found.dtype.kind not in "biuf":
+            raise UserError(f"inputs of type {found.dtype}: {self.path} reads real numbers")
+        return found
 
     def _check_shape(self, x: NDArray[Any]) -> None:
         if x.shape[1:] != self.card.input_shape or x.ndim == 0:
@@ -152,12 +217,78 @@ def onnx_session(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors only
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     if not spinning:
         options.add_session_config_entry("session.force_spinning_stop", "1")
-    source = model if isinstance(model, bytes) else str(model)
+    content = model if isinstance(model, bytes) else model.read_bytes()
+    refuse_external_data(content, name)
     try:
-        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have nothing in common but this
         raise UserError(
             f"{name}: truncated or not an ONNX model ({' '.join(str(error).split())}); export again"
         ) from None
+
+
+def refuse_external_data(content: bytes, name: str) -> None:
+    """Refuse an ONNX model with tensors in other files, which may be any file that we can read.
+
+    Some versions of onnxruntime read them, wherever they are. The content is followed along the
+    protocol buffers that can hold tensors; other fields are skipped.
+
+    Args:
+        content: of an ONNX file.
+        name: of the model, for error messages.
+    """
+    waiting = [("model", 0, len(content))]
+    try:
+        while waiting:
+            kind, begin, end = waiting.pop()
+            for field, value, start in _fields(content, begin, end):
+                if kind == "tensor" and (
+                    field == EXTERNAL_DATA or (field == DATA_LOCATION and value)
+                ):
+                    raise UserError(
+                        f"{name}: has tensors in other files, which are not read; export again, "
+                        "into one file"
+                    )
+                if field in MESSAGES[kind] and start is not None:
+                    waiting.append((MESSAGES[kind][field], start, start + value))
+    except IndexError:
+        raise UserError(f"{name}: truncated or not an ONNX model; export again") from None
+
+
+def _fields(content: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int | None]]:
+    """The fields of a protocol buffer: number; value or length; where the bytes begin, if any.
+
+    Raises:
+        IndexError: if it is none.
+    """
+    at = begin
+    while at < end:
+        tag, at = _varint(content, at)
+        field, wire = (tag & 0xFFFFFFFF) >> 3, tag & 7
+        value, start = 0, None
+        if wire in (VARINT, LENGTH):
+            value, at = _varint(content, at)
+        if wire == LENGTH:
+            start, at = at, at + value
+        elif wire in (FIXED32, FIXED64):
+            at += 4 if wire == FIXED32 else 8
+        elif wire != VARINT:
+            raise IndexError("groups are not used in ONNX")
+        if at > end:
+            raise IndexError("it ends early")
+        yield field, value, start
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    """A number in groups of seven bits, the lowest first, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = content[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise IndexError("longer than ten bytes")

@@ -6,8 +6,9 @@ on the image, its index, the seed, the type and the severity, and on nothing els
 batch it is in nor on the order of calls. The severities of a type share their random numbers.
 
 Known differences from the published arrays: random numbers are our own; frost textures are
-generated, not photographed; results are rounded, not truncated, to bytes; the disk of defocus
-blur and the distances within spatter are exact where the authors' are approximate.
+generated, with the photographs' tones and contrasts; results are rounded, not truncated, to bytes;
+the disk of defocus blur and the distances within spatter are exact where the authors' are
+approximate.
 
 The authors publish one table of strengths for CIFAR (32×32) and one for ImageNet (224×224); no
 strength is interpolated between them.
@@ -32,6 +33,9 @@ __all__ = [
 ]
 
 Pixels = NDArray[np.uint8]
+
+PIXELS = 2
+"""Raised when a corruption gives other pixels than before, so that no set mixes old and new."""
 
 MIN_SIDE = 8
 # Float64 values worked on at a time, 8 MB: enough to spread the cost of a call over many images.

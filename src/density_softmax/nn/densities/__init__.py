@@ -3,12 +3,14 @@
 from density_softmax.nn.densities.base import Density, DensityConfig
 from density_softmax.nn.densities.flows import FlowDensity, RadialDensity, ZukoDensity
 from density_softmax.nn.densities.gaussian import (
+    ClassAwareDensity,
     GaussianDensity,
     GaussianMixtureDensity,
     TiedMixtureDensity,
 )
 
 __all__ = [
+    "ClassAwareDensity",
     "Density",
     "DensityConfig",
     "FlowDensity",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,29 @@ INITIAL_SCALE = 0.25
 
 
 class Density(nn.Module, ABC):
-    """A density on feature vectors that knows how it is fitted."""
+    """A density on feature vectors that knows how it is fitted.
+
+    Attributes:
+        class_aware: whether it tells the classes apart.
+        num_experts: how many numbers `experts` gives for a sample.
+    """
+
+    class_aware: ClassVar[bool] = False
+    num_experts: ClassVar[int] = 1
 
     def log_prob(self, z: Tensor) -> Tensor:
         """log p(z; α), (batch,), in float32 or more whatever the network computes in."""
         with full_precision(z):
             return self.log_prob_of_floats(at_least_float32(z))
+
+    def experts(self, z: Tensor) -> Tensor:
+        """What typicality may sum, (batch, experts): log p(z; α) and, in some densities, more."""
+        with full_precision(z):
+            return self.experts_of_floats(at_least_float32(z))
+
+    def experts_of_floats(self, z: Tensor) -> Tensor:
+        """The experts of features in float32 or float64, the log density first."""
+        return self.log_prob_of_floats(z).unsqueeze(-1)
 
     @abstractmethod
     def log_prob_of_floats(self, z: Tensor) -> Tensor:

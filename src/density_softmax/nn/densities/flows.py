@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.errors import UserError
+from density_softmax.errors import UserError, choices
 from density_softmax.nn.densities.base import Density, DensityConfig, mean_and_variance, moments
 from density_softmax.training import Adam, Descent, Estimate, Stage, Train, Values
 
@@ -327,7 +327,7 @@ def _zuko_flow(name: str, num_features: int, arguments: tuple[str, ...]) -> nn.M
         and "features" in inspect.signature(member).parameters
     }
     if name not in known:
-        raise UserError(f"unknown zuko flow '{name}'; there are: {', '.join(sorted(known))}")
+        raise UserError(f"unknown zuko flow '{name}'; {choices(name, sorted(known))}")
     keywords = dict(map(_parse, arguments))
     try:
         return known[name](num_features, **keywords)

@@ -18,6 +18,10 @@ from density_softmax.types import Batch
 
 # Entries of all class covariances together: 8 gigabytes in float32.
 LARGEST = 2**31
+# Features with a smaller norm have no direction.
+SMALLEST_NORM = 1e-12
+# Shrinkages to choose from, besides none; the first is the least that float32 can use.
+SHRINKAGES = tuple(2.0**-exponent for exponent in range(23, -1, -1))
 
 
 class ClosedFormDensity(Density, ABC):
@@ -45,16 +49,108 @@ class ClosedFormDensity(Density, ABC):
         """Write the buffers from the sums over all data."""
 
 
-@final
-class GaussianDensity(ClosedFormDensity):
-    """log N(z; m, Σ) = log|W| − ½ d log 2π − ½ ‖W(z − m)‖² with W Σ Wᵀ = I.
+class WhitenedDensity(ClosedFormDensity, ABC):
+    """A density on whitened features, whose covariance is shrunk as held-out features ask for.
 
-    W is the inverse of Σ's Cholesky factor: prediction is one matrix product.
+    With D the variances of the features over all the data and C = D^(−½) Σ D^(−½) = Q diag(λ) Qᵀ,
+    the covariance is Σ(s) = D^½ ((1 − s) C + s I) D^½ and W = diag((1 − s) λ + s)^(−½) Qᵀ D^(−½).
+    The shrinkage s is the one under which held-out features are most likely: nearly 0 for many
+    samples, nearly 1 for fewer samples than features, where Σ has no inverse.
+
+    Attributes:
+        center: what is subtracted before whitening, (features,).
+        whitening: W, (features, features).
+        spectrum: λ, (features,).
+        shrinkage: s, ().
+        log_height: log|W| − ½ d log 2π, ().
     """
 
     center: Tensor
     whitening: Tensor
+    spectrum: Tensor
+    shrinkage: Tensor
     log_height: Tensor
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(num_features))
+        self.register_buffer("whitening", torch.eye(num_features))
+        self.register_buffer("spectrum", torch.ones(num_features))
+        self.register_buffer("shrinkage", torch.zeros(()))
+        self.register_buffer("log_height", _log_height(self.whitening))
+
+    def stages(self) -> tuple[Stage, ...]:
+        """One pass over training features for Σ, one over held-out features for s."""
+        choose = Estimate("shrinkage", self._squares, self.shrink, on="features", split="heldout")
+        return (*super().stages(), choose)
+
+    @abstractmethod
+    def residuals(self, z: Tensor, y: Tensor) -> Tensor:
+        """What Σ is the covariance of, for features and their labels, (batch, features)."""
+
+    def whiten(self, covariance: Tensor, variance: Tensor) -> None:
+        """Write W, its height and λ for the smallest s that float32 can use.
+
+        Args:
+            covariance: Σ, (features, features).
+            variance: D, (features,).
+        """
+        unit = torch.where(variance > 0, variance, 1.0).sqrt()
+        spectrum, Q = torch.linalg.eigh(covariance / unit / unit[:, None])
+        spectrum = spectrum.clamp_min(0.0)
+        least = float(SHRINKAGES[0] if spectrum[0] < SHRINKAGES[0] else 0.0)
+        shrunk = _shrunk(spectrum, least)
+        self.whitening.copy_(Q.T / unit / shrunk.sqrt()[:, None])
+        self.spectrum.copy_(spectrum)
+        self.shrinkage.fill_(least)
+        log_unit = 0.5 * len(unit) * math.log(2 * math.pi) + unit.log().sum()
+        self.log_height.copy_(-0.5 * shrunk.log().sum() - log_unit)
+
+    def _squares(self, batch: Batch) -> Values:
+        """The sums of squares along the rows of W."""
+        residuals = self.residuals(batch.x.double(), batch.y)
+        squares = (residuals @ self.whitening.double().T).square().sum(0)
+        return {"squares": squares, "count": squares.new_tensor(len(residuals))}
+
+    def shrink(self, total: Values) -> None:
+        """Take the s with the highest held-out likelihood −½ Σ_i (log λ_i(s) + v_i / λ_i(s))."""
+        spectrum, before = self.spectrum.double(), self.shrinkage.item()
+        unshrunk = _shrunk(spectrum, before)
+        v = total["squares"] / total["count"] * unshrunk  # held-out variances along Q
+        # Features that never vary, as dead units, are likeliest without any variance.
+        alive = (spectrum > SHRINKAGES[0]) | (v > SHRINKAGES[0])
+
+        def cost(s: float) -> float:
+            shrunk = _shrunk(spectrum, s)
+            return (shrunk.log() + v / shrunk)[alive].sum().item()
+
+        s = min({before, *(s for s in SHRINKAGES if s > before)}, key=cost)
+        ratio = unshrunk / _shrunk(spectrum, s)
+        self.whitening.mul_(ratio.sqrt()[:, None])
+        self.log_height.add_(0.5 * ratio.log().sum())
+        self.shrinkage.fill_(s)
+
+
+def directions(z: Tensor) -> Tensor:
+    """z / ‖z‖, and 0 where z is.
+
+    Args:
+        z: (batch, features).
+    """
+    return F.normalize(z, dim=-1, eps=SMALLEST_NORM)
+
+
+def _shrunk(spectrum: Tensor, s: float) -> Tensor:
+    """(1 − s) λ + s."""
+    return (1 - s) * spectrum + s
+
+
+@final
+class GaussianDensity(WhitenedDensity):
+    """log N(z; m, Σ) = log|W| − ½ d log 2π − ½ ‖W(z − m)‖² with W Σ Wᵀ = I.
+
+    Prediction is one matrix product.
+    """
 
     @dataclass(frozen=True)
     class Config(DensityConfig, kind="gaussian"):
@@ -63,12 +159,6 @@ class GaussianDensity(ClosedFormDensity):
         def build(self, num_features: int, num_classes: int) -> GaussianDensity:
             """An unfitted Gaussian on vectors of `num_features`; classes make no difference."""
             return GaussianDensity(num_features)
-
-    def __init__(self, num_features: int) -> None:
-        super().__init__()
-        self.register_buffer("center", torch.zeros(num_features))
-        self.register_buffer("whitening", torch.eye(num_features))
-        self.register_buffer("log_height", _log_height(self.whitening))
 
     def log_prob_of_floats(self, z: Tensor) -> Tensor:
         """log N(z; m, Σ)."""
@@ -83,10 +173,105 @@ class GaussianDensity(ClosedFormDensity):
         """Mean and covariance."""
         count, outer = total["count"], total["outer"]
         mean, variance = mean_and_variance(count, total["sum"], outer.diagonal())
-        W, _ = whitening(outer / count - torch.outer(mean, mean), variance)
         self.center.copy_(mean)
-        self.whitening.copy_(W)
-        self.log_height.copy_(_log_height(W))
+        self.whiten(outer / count - torch.outer(mean, mean), variance)
+
+    def residuals(self, z: Tensor, y: Tensor) -> Tensor:
+        """z − m."""
+        return z - self.center
+
+
+@final
+class ClassAwareDensity(WhitenedDensity):
+    """Gaussians of the classes on directions u = z / ‖z‖, and how much they explain of u.
+
+    Its two experts, with y = W(u − m) and W whitening within classes, whose covariance is one:
+
+    - log p(u) = log|W| − ½ d log 2π − ½ min_c ‖y − w_c‖², the density of the nearest class, as in
+      Mahalanobis++ (Mueller & Hein, ICML 2025);
+    - log p(u) − log q(u), where q is one Gaussian for all classes: the relative Mahalanobis
+      distance (Ren et al. 2021), high just where the direction is that of a class.
+
+    W is turned so that the first coordinates hold all differences between class means, with
+    variances b_i between classes. q has the variances 1 + b_i there and 1 elsewhere, so one product
+    gives both:
+    log p − log q = max_c(w_c·y − ½‖w_c‖²) − ½ Σ_i y_i² b_i/(1 + b_i) + ½ Σ_i log(1 + b_i).
+
+    Directions forget the norm of z, and both experts are bounded. So it is no member of the family
+    of densities: it stands beside one of z itself, which falls without bound.
+
+    Args:
+        num_features: the width of z.
+        num_classes: how many classes there are.
+    """
+
+    class_aware = True
+    num_experts = 2
+    mean: Tensor
+    share: Tensor
+    location: Tensor
+    intercept: Tensor
+    gather: Tensor
+    height: Tensor
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__(num_features)
+        self.num_classes = num_classes
+        self.num_turned = min(num_features, num_classes - 1)
+        self.register_buffer("mean", torch.zeros(num_classes, num_features))
+        self.register_buffer("share", torch.full((num_classes,), 1 / num_classes))
+        self.register_buffer("location", torch.zeros(num_classes, self.num_turned))
+        self.register_buffer("intercept", torch.zeros(num_classes))
+        # What the squares of y and 1 count in each of the experts.
+        self.register_buffer("gather", torch.zeros(num_features, 2))
+        self.register_buffer("height", torch.zeros(2))
+
+    def log_prob_of_floats(self, z: Tensor) -> Tensor:
+        """The log density of the nearest class."""
+        return self.experts_of_floats(z)[:, 0]
+
+    def experts_of_floats(self, z: Tensor) -> Tensor:
+        """Both experts, (batch, 2)."""
+        y = F.linear(directions(z) - self.center, self.whitening)
+        nearest = F.linear(y[:, : self.num_turned], self.location, self.intercept)
+        return torch.addmm(self.height, y.square(), self.gather) + nearest.amax(-1, keepdim=True)
+
+    def sums(self, z: Tensor, y: Tensor) -> Values:
+        """Counts and sums of every class, and one sum of outer products, of directions."""
+        u = directions(z)
+        return {**class_sums(u, y, self.num_classes), "outer": u.T @ u}
+
+    def estimate(self, total: Values) -> None:
+        """Shares and means of the classes, and the covariance within them."""
+        count, sums, outer = total["count"], total["sum"], total["outer"]
+        center, variance = mean_and_variance(count.sum(), sums.sum(0), outer.diagonal())
+        means = torch.where(count[:, None] > 0, sums / count.clamp_min(1)[:, None], center)
+        self.center.copy_(center)
+        self.mean.copy_(means)
+        self.share.copy_(count / count.sum())
+        # Class means are fitted to the same samples: each takes a degree of freedom.
+        freedom = count.sum() - (count > 0).sum()
+        self.whiten((outer - means.T @ sums) / freedom.clamp_min(1), variance)
+
+    def residuals(self, z: Tensor, y: Tensor) -> Tensor:
+        """The direction minus the mean of its class."""
+        return directions(z) - self.mean[y]
+
+    def shrink(self, total: Values) -> None:
+        """Shrink, then turn W to where the class means differ."""
+        super().shrink(total)
+        W = self.whitening.double()
+        location = (self.mean - self.center).double() @ W.T
+        _, root, V = torch.linalg.svd(self.share.double().sqrt()[:, None] * location)
+        between = F.pad(root.square(), (0, self.num_turned))[: self.num_turned]
+        location = (location @ V.T)[:, : self.num_turned]
+        self.whitening.copy_(V @ W)
+        self.location.copy_(location)
+        self.intercept.copy_(-0.5 * location.square().sum(-1))
+        self.intercept[self.share == 0] = -torch.inf
+        explained = F.pad(between / (1 + between), (0, len(W) - self.num_turned))
+        self.gather.copy_(-0.5 * torch.stack([torch.ones_like(explained), explained], dim=-1))
+        self.height.copy_(torch.stack([self.log_height.double(), 0.5 * between.log1p().sum()]))
 
 
 def _log_height(whitener: Tensor) -> Tensor:
@@ -119,6 +304,23 @@ def whitening(covariance: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     return W / unit, torch.tensor(delta)
 
 
+def class_sums(z: Tensor, y: Tensor, num_classes: int) -> dict[str, Tensor]:
+    """Counts and sums of every class.
+
+    Args:
+        z: (batch, features).
+        y: the classes, (batch,).
+        num_classes: how many there are.
+    """
+    legal = (y >= 0) & (y < num_classes)
+    if not legal.all():
+        raise UserError(
+            f"label {int(y[~legal][0])}: the density knows classes 0 to {num_classes - 1}"
+        )
+    member = F.one_hot(y, num_classes).to(z)
+    return {"count": member.sum(0), "sum": member.T @ z}
+
+
 class ClassMixture(ClosedFormDensity, ABC):
     """log p(z) = logsumexp_c(log π_c + log N(z; m_c, Σ_c)), π_c the share of class c.
 
@@ -135,16 +337,6 @@ class ClassMixture(ClosedFormDensity, ABC):
         # log π_c plus the log height of the class's Gaussian.
         height = _log_height(torch.eye(num_features)) - torch.tensor(num_classes).log()
         self.register_buffer("log_weight", height.repeat(num_classes))
-
-    def class_sums(self, z: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Counts and sums of every class."""
-        legal = (y >= 0) & (y < self.num_classes)
-        if not legal.all():
-            raise UserError(
-                f"label {int(y[~legal][0])}: the density knows classes 0 to {self.num_classes - 1}"
-            )
-        member = F.one_hot(y, self.num_classes).to(z)
-        return {"count": member.sum(0), "sum": member.T @ z}
 
 
 @final
@@ -187,7 +379,10 @@ class GaussianMixtureDensity(ClassMixture):
     def sums(self, z: Tensor, y: Tensor) -> Values:
         """Counts, sums and sums of outer products of every class."""
         classes = [z[y == c] for c in range(self.num_classes)]
-        return {**self.class_sums(z, y), "outer": torch.stack([v.T @ v for v in classes])}
+        return {
+            **class_sums(z, y, self.num_classes),
+            "outer": torch.stack([v.T @ v for v in classes]),
+        }
 
     def estimate(self, total: Values) -> None:
         """Share, mean and covariance of every class."""
@@ -233,7 +428,7 @@ class TiedMixtureDensity(ClassMixture):
 
     def sums(self, z: Tensor, y: Tensor) -> Values:
         """Counts and sums of every class, and one sum of outer products."""
-        return {**self.class_sums(z, y), "outer": z.T @ z}
+        return {**class_sums(z, y, self.num_classes), "outer": z.T @ z}
 
     def estimate(self, total: Values) -> None:
         """Shares and means of the classes, and the covariance within them."""

@@ -25,6 +25,17 @@ def batch_norms(network: nn.Module) -> dict[str, _BatchNorm]:
     }
 
 
+def set_momentum(network: nn.Module, momentum: float) -> None:
+    """Let the running statistics of all batch norms move by this share of a batch's in a step.
+
+    Args:
+        network: changed in place.
+        momentum: in torch's sense, where 1 forgets all batches but the last.
+    """
+    for norm in batch_norms(network).values():
+        norm.momentum = momentum
+
+
 @contextlib.contextmanager
 def batch_statistics(network: nn.Module, momentum: float | None = None) -> Iterator[None]:
     """A context in which batch norms use the statistics of the batch, as in training.

@@ -45,19 +45,20 @@ class RandomFeatureProcess(nn.Module):
 
         Attributes:
             num_features: D, how many random features.
-            num_inputs: to how many dimensions P, a fixed random matrix, takes z; null leaves z.
+            num_inputs: to how many dimensions P, a fixed random matrix, takes z; null leaves z, as
+                a `gp_input_dim` of −1 does in uncertainty-baselines.
             normalize: standardise Pz over its dimensions by a layer norm with learned gains, which
-                uncertainty-baselines calls `gp_input_normalization`.
+                uncertainty-baselines calls `gp_input_normalization`. The norm forgets how long z
+                is: the variance no longer grows with the distance from the data in all directions.
             length_scale: ℓ. Frequencies have the standard deviation 1/ℓ: 20 is its "stddev=0.05".
-                Its own `gp_scale` has no effect behind a layer norm.
             scaled: s = √(2/D) in place of s = 1, which leaves the learning rates of the network
                 as they are with a linear layer.
             ridge: r.
         """
 
         num_features: int = 1024
-        num_inputs: int | None = 128
-        normalize: bool = True
+        num_inputs: int | None = None
+        normalize: bool = False
         length_scale: float = 20.0
         scaled: bool = False
         ridge: float = 1.0

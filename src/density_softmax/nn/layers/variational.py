@@ -106,18 +106,21 @@ def _random_signs(x: Tensor, num_channels: int) -> Tensor:
 class AnnealedKL(nn.Module):
     """min(1, t / T) · KL / N, t samples seen of the T that annealing takes (Bowman et al. 2016).
 
-    N and t are buffers that stages count, so that a resumed run continues from there.
+    The step under way counts among those seen, as in uncertainty-baselines: the first step has the
+    weight of one step, not 0. N and the samples of the steps before are buffers that stages count,
+    so that a resumed run continues from there.
 
     Args:
         epochs: after how many epochs of training the divergence counts in full.
+        batch_size: samples per step.
     """
 
     num_train: Tensor
     num_seen: Tensor
 
-    def __init__(self, epochs: int) -> None:
+    def __init__(self, epochs: int, batch_size: int) -> None:
         super().__init__()
-        self.epochs = epochs
+        self.epochs, self.batch_size = epochs, batch_size
         self.register_buffer("num_train", torch.zeros((), dtype=torch.int64))
         self.register_buffer("num_seen", torch.zeros((), dtype=torch.int64))
 
@@ -127,8 +130,9 @@ class AnnealedKL(nn.Module):
         return self.weight() * torch.stack(divergences).sum() / self.num_train
 
     def weight(self) -> Tensor:
-        """min(1, t / T)."""
-        return (self.num_seen / (self.epochs * self.num_train)).clamp_max(1.0)
+        """min(1, t / T), t being the samples after the step under way."""
+        step = self.num_train.clamp_max(self.batch_size)
+        return ((self.num_seen + step) / (self.epochs * self.num_train)).clamp_max(1.0)
 
     def count(self) -> Estimate:
         """The stage before training: N."""
@@ -187,7 +191,7 @@ def add_dropout(network: nn.Module, rate: float) -> list[str]:
         raise UserError(
             f"{type(network).__name__} has no linear layer and no convolution to put dropout after"
         )
-    followed = set(_first_layers_of_blocks(network) or weighted)
+    followed = {layers[0] for layers in _layers_of_blocks(network)} or set(weighted)
 
     def rule(name: str, layer: nn.Module) -> nn.Module | None:
         if layer not in followed:
@@ -197,12 +201,38 @@ def add_dropout(network: nn.Module, rate: float) -> list[str]:
     return replace_layers(network, rule)
 
 
-def _first_layers_of_blocks(network: nn.Module) -> list[nn.Module]:
-    first = {
-        module: next((m for m in module.children() if isinstance(m, WEIGHT_LAYERS)), None)
+def add_training_dropout(network: nn.Module, rate: float) -> list[str]:
+    """Put dropout that evaluation leaves out before the second weight layer of every block.
+
+    That is where the wide ResNets of DUE and DDU have it, behind the batch norm and the activation
+    between their convolutions. Returns the names of the layers.
+
+    Args:
+        network: changed in place; blocks are those of `add_dropout`.
+        rate: the probability of setting a value to 0.
+    """
+    preceded = {layers[1] for layers in _layers_of_blocks(network) if len(layers) > 1}
+    if not preceded:
+        raise UserError(
+            f"{type(network).__name__} has no block with two weight layers to put dropout between"
+        )
+
+    def rule(name: str, layer: nn.Module) -> nn.Module | None:
+        if layer not in preceded:
+            return None
+        dropped = nn.Sequential(OrderedDict(dropout=nn.Dropout(rate), layer=layer))
+        return dropped.train(layer.training)
+
+    return replace_layers(network, rule)
+
+
+def _layers_of_blocks(network: nn.Module) -> list[list[KernelLayer]]:
+    """The weight layers of every block, in the order of their definition."""
+    layers = {
+        module: [child for child in module.children() if isinstance(child, WEIGHT_LAYERS)]
         for module in network.modules()
         if module is not network and not isinstance(module, CONTAINERS)
     }
-    blocks = {module: layer for module, layer in first.items() if layer is not None}
+    blocks = {module: found for module, found in layers.items() if found}
     innermost = (b for b in blocks if not any(m in blocks for m in b.modules() if m is not b))
     return [blocks[block] for block in innermost]

@@ -56,12 +56,12 @@ OPAQUE = (Bounded, nn.MaxPool2d)  # bounded by themselves, without their neighbo
 def lower_bound(encoder: nn.Module, x: Tensor, iterations: int = 20) -> float:
     """The largest ‖∂f/∂x‖₂ on a batch, in evaluation mode: no Lipschitz constant is smaller.
 
-    Power iteration approaches the norm of each sample from below.
+    The Lanczos method approaches the norm of each sample from below.
 
     Args:
         encoder: f; it stays as it is.
         x: (batch, ...).
-        iterations: of the power method.
+        iterations: of that method.
     """
     f = Linearization(copy.deepcopy(encoder).eval(), x)
     return float(f.pull(left_singular_vectors(f, iterations)).flatten(1).norm(dim=1).max())

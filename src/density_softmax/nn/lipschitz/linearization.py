@@ -87,17 +87,39 @@ class Linearization:
 
 
 def left_singular_vectors(f: Linearization, iterations: int) -> Tensor:
-    """Unit vectors u like z by power iteration: ‖Jᵀu‖ rises to the spectral norm of J.
+    """Unit vectors u like z by the Lanczos method: ‖Jᵀu‖ rises to the spectral norm of J.
+
+    Of all Jv with v in the span of v₁, JᵀJv₁, (JᵀJ)²v₁, …, the longest for its v decides, v₁ being
+    drawn at random. Power iteration computes the same products, and takes the last v of the span.
 
     Args:
         f: the linearised encoder.
-        iterations: products with J.
+        iterations: products with J, the dimension of the span.
     """
-    u = per_sample_unit(f.push(torch.randn_like(f.x)))
-    for _ in range(iterations - 1):
-        u = per_sample_unit(f.push(per_sample_unit(f.pull(u))))
+    basis, images = [per_sample_unit(torch.randn_like(f.x)).flatten(1)], []
+    for number in range(1, iterations + 1):
+        images.append(f.push(basis[-1].view_as(f.x)).flatten(1))
+        if number < iterations:
+            basis.append(_orthogonal_unit(f.pull(images[-1].view_as(f.z)).flatten(1), basis))
     f.forget_pushes()
-    return u
+    spanned = torch.stack(images, -1)
+    # A network that has diverged shall end in a loss that is no number, not in an error here.
+    _, weights = torch.linalg.eigh((spanned.mT @ spanned).nan_to_num(posinf=0.0))
+    return per_sample_unit((spanned @ weights[..., -1:]).view_as(f.z))
+
+
+def _orthogonal_unit(v: Tensor, basis: Sequence[Tensor]) -> Tensor:
+    """The part of v at right angles to an orthonormal basis as a unit vector; 0 if it is rounding.
+
+    Args:
+        v: (batch, size).
+        basis: each (batch, size).
+    """
+    B, before = torch.stack(list(basis), 1), v.norm(dim=1, keepdim=True)
+    for _ in range(2):  # the second time removes what rounding left in the first
+        v = v - ((B @ v[..., None]).mT @ B).squeeze(1)
+    is_new = v.norm(dim=1, keepdim=True) > before * torch.finfo(v.dtype).eps ** 0.5
+    return torch.where(is_new, F.normalize(v, dim=1), 0.0)
 
 
 def per_sample_unit(v: Tensor) -> Tensor:

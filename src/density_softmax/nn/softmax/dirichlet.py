@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 # Above it the series below is exact to 1e-9, and the closed form loses digits.
@@ -20,10 +21,15 @@ LARGEST_LOG_COUNT = 30.0
 def pseudo_counts(log_counts: Tensor) -> Tensor:
     """exp, kept between e^−30 and e^30 (the limits of the original NatPN) and so in float32.
 
+    As there, gradients pass the limits as if there were none (the straight-through estimator): a
+    density that starts with no evidence at all can still learn to have some.
+
     Args:
         log_counts: of any shape.
     """
-    return log_counts.clamp(-LARGEST_LOG_COUNT, LARGEST_LOG_COUNT).exp()
+    finite = log_counts.clamp(torch.finfo(log_counts.dtype).min, torch.finfo(log_counts.dtype).max)
+    kept = log_counts.detach().clamp(-LARGEST_LOG_COUNT, LARGEST_LOG_COUNT)
+    return (kept + (finite - finite.detach())).exp()
 
 
 def bayesian_loss(alpha: Tensor, y: Tensor, entropy_weight: float) -> Tensor:

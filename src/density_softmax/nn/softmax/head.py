@@ -132,14 +132,14 @@ def entropy_of_logits(logits: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-def nll_of_logits(logits: Tensor, y: Tensor) -> float:
-    """Mean of −log softmax(logits)_y.
+def nll_of_samples(logits: Tensor, y: Tensor) -> Tensor:
+    """−log softmax(logits)_y in float64, (samples,).
 
     Args:
         logits: (samples, classes).
         y: the true classes, (samples,).
     """
-    return -_log_probs(logits).gather(-1, y[:, None]).mean().item()
+    return -_log_probs(logits).gather(-1, y[:, None]).squeeze(-1)
 
 
 def fit_temperature(logits: Tensor, y: Tensor) -> float:
@@ -162,7 +162,7 @@ def fit_temperature(logits: Tensor, y: Tensor) -> float:
     def cost(log_t: float) -> float:
         t = math.exp(log_t)
         pseudo_sample = -_log_probs(uncertain / t).mean().item()
-        return nll_of_logits(logits / t, y) + pseudo_sample / len(logits)
+        return nll_of_samples(logits / t, y).mean().item() + pseudo_sample / len(logits)
 
     best = minimize_scalar(cost, bounds=LOG_BOUNDS, method="bounded", options={"xatol": 1e-6})
     return math.exp(best.x)

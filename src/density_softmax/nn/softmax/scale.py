@@ -17,8 +17,13 @@ from torch import Tensor, nn
 
 from density_softmax.config import ConfigError, Family
 from density_softmax.nn.execution import at_least_float32, full_precision
-from density_softmax.nn.softmax.head import fit_temperature, nll_of_logits
+from density_softmax.nn.softmax.head import fit_temperature, nll_of_samples
 
+# From the indices of some samples to the log densities of all, (samples,): what these are divided
+# by and compared with comes from the given ones alone.
+LogProb = Callable[[Tensor], Tensor]
+# In how many parts the held-out samples judge a decay, each by constants of the other parts.
+FOLDS = 5
 # No budget pays for more than a temperature of e² times the best one.
 LARGEST_LOG_TEMPERATURE = 2.0
 
@@ -42,8 +47,14 @@ class Scale(nn.Module, ABC):
     def log_factor(self, log_prob: Tensor) -> Tensor:
         """The logarithm of the factor, before the factor is clamped to (0, 1]."""
 
-    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
-        """Set the constants from in-domain data; returns the temperature that goes with them."""
+    def fit(self, log_prob: LogProb, logits: Tensor, y: Tensor) -> float:
+        """Set the constants from in-domain data; returns the temperature that goes with them.
+
+        Args:
+            log_prob: the log densities of all samples, from constants of those that it is given.
+            logits: at temperature 1, (samples, classes).
+            y: the classes, (samples,).
+        """
         return 1.0
 
 
@@ -97,7 +108,7 @@ class TemperatureScale(Scale):
         """The budget.
 
         Attributes:
-            budget: held-out NLL in nats that may be given up in-domain.
+            budget: the share of the held-out NLL that may be given up in-domain.
         """
 
         budget: float = 0.0
@@ -117,16 +128,15 @@ class TemperatureScale(Scale):
         """Zero."""
         return torch.zeros_like(log_prob)
 
-    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+    def fit(self, log_prob: LogProb, logits: Tensor, y: Tensor) -> float:
         """The temperature alone."""
         best = fit_temperature(logits, y)
         if self.budget == 0:
             return best
-
-        def cost(decay: float) -> float:
-            return nll_of_logits(math.exp(-decay) * logits / best, y)
-
-        return best * math.exp(_sharpest_decay(cost, self.budget, LARGEST_LOG_TEMPERATURE))
+        scaled = _cross_scaled(logits, y)
+        everywhere = torch.ones(len(y), dtype=torch.float64, device=logits.device)
+        decay = _sharpest_decay(everywhere, scaled, y, self.budget, LARGEST_LOG_TEMPERATURE)
+        return best * math.exp(decay)
 
 
 @final
@@ -151,9 +161,9 @@ class MaxScale(Scale):
         """log p − max log p over the training data."""
         return log_prob - self.largest
 
-    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+    def fit(self, log_prob: LogProb, logits: Tensor, y: Tensor) -> float:
         """The largest training log density."""
-        self.largest.copy_(log_prob.max())
+        self.largest.copy_(log_prob(_all(y)).max())
         return 1.0
 
 
@@ -209,11 +219,12 @@ class RangeScale(Scale):
         share = (log_prob - self.smallest) / width
         return self.low + (self.high - self.low) * share
 
-    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+    def fit(self, log_prob: LogProb, logits: Tensor, y: Tensor) -> float:
         """The extremes of the training log density."""
+        found = log_prob(_all(y))
         # Finite where the density underflowed: all other samples are then at the top of the range.
-        self.smallest.copy_(log_prob.min().clamp_min(torch.finfo(torch.float32).min))
-        self.largest.copy_(log_prob.max())
+        self.smallest.copy_(found.min().clamp_min(torch.finfo(torch.float32).min))
+        self.largest.copy_(found.max())
         return 1.0
 
 
@@ -232,35 +243,43 @@ class AveragedRangeScale(Scale):
         """The same for every sample."""
         return self.mean.log().expand_as(log_prob)
 
-    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
+    def fit(self, log_prob: LogProb, logits: Tensor, y: Tensor) -> float:
         """The range, then the mean over the training data."""
         temperature = self.range.fit(log_prob, logits, y)
-        self.mean.copy_(self.range(log_prob).mean())
+        self.mean.copy_(self.range(log_prob(_all(y))).mean())
         return temperature
 
 
 @final
 class QuantileScale(Scale):
-    """A decay in the surprise u = max(0, (q − log p) / IQR): exp(−c·((1+u)^a − 1)/a).
+    """A decay in the surprise u = max(0, (q − log p) / IQR): exp(−c·t(u) − f·t(v)).
 
-    The shapes are a = 1, exponential, exp(−c·u); a → 0, power, (1+u)^(−c); and a = ¼ between them.
+    t(u) = ((1+u)^a − 1)/a. The shapes are a = 1, exponential, exp(−c·u); a → 0, power, (1+u)^(−c);
+    and a = ¼ between them.
 
     q and IQR are a quantile and the interquartile range of held-out log densities: data above q
     keep the factor 1 exactly. The temperature is that of temperature scaling, and the decay c the
-    sharpest whose held-out NLL stays within `budget` of it: in-domain likelihood alone says little
-    about how fast to lose confidence elsewhere, but it says what is affordable. A temperature
-    refitted to the decay would win some of it back by sharpening all that looks typical, shifted
-    data included. `steepest` bounds c, because a few held-out samples below q cannot vouch for a
-    very sharp decay.
+    sharpest that held-out data can afford: in-domain likelihood alone says little about how fast
+    to lose confidence elsewhere, but it says what a decay costs. Affordable is a decay whose NLL,
+    plus one standard error of the difference, is at most `budget` above that of temperature
+    scaling, relative to the latter. So that this holds on fresh data, each sample is judged by
+    constants and a temperature of other samples; few samples have a large standard error, and
+    vouch only for a small decay. A temperature refitted to the decay would win some of the cost
+    back by sharpening all that looks typical, shifted data included. `steepest` bounds c.
+
+    v is the surprise beyond the least likely held-out sample. It costs held-out data nothing, so
+    its decay f is a constant: it leads to the uniform prediction where c is too small to.
 
     For the same budget a slower tail spends more of it on mild surprises, which is where corrupted
     images are. With a > 0 the factor outruns any polynomial growth of the logits far away; the
-    power tail does so only if c > ½, where log p falls quadratically and the logits grow linearly.
+    power tail does so only if c + f > ½, where log p falls quadratically and the logits grow
+    linearly.
     """
 
     fitted_on = "heldout"
     threshold: Tensor
     spread: Tensor
+    lowest: Tensor
     decay: Tensor
 
     @dataclass(frozen=True)
@@ -269,15 +288,17 @@ class QuantileScale(Scale):
 
         Attributes:
             quantile: q, the share of typical data that is treated as surprising.
-            budget: held-out NLL in nats that may be given up in-domain.
+            budget: the share of the held-out NLL that may be given up in-domain.
             tail: the shape of the decay.
             steepest: the most that a surprise of one interquartile range takes off log factors.
+            far: f, the decay beyond all held-out data.
         """
 
-        quantile: float = 0.05
-        budget: float = 0.005
+        quantile: float = 0.1
+        budget: float = 0.03
         tail: Literal["stretched", "exponential", "power"] = "stretched"
         steepest: float = 1.0
+        far: float = 0.5
 
         def __post_init__(self) -> None:
             if not 0 < self.quantile < 1:
@@ -285,6 +306,8 @@ class QuantileScale(Scale):
             _check_budget(self.budget)
             if self.steepest <= 0:
                 raise ConfigError(f"steepest={self.steepest}: choose a number above 0")
+            if self.far < 0:
+                raise ConfigError(f"far={self.far}: choose 0 or more")
 
         def build(self) -> QuantileScale:
             """An unfitted scale."""
@@ -294,38 +317,46 @@ class QuantileScale(Scale):
         super().__init__()
         config = config or QuantileScale.Config()
         self.quantile, self.budget, self.tail = config.quantile, config.budget, config.tail
+        self.far = config.far
         # c such that a surprise of 1 takes `steepest` off the log factor.
         self.largest_decay = config.steepest / self._stretch(torch.ones(())).item()
         self.register_buffer("threshold", torch.zeros(()))
         self.register_buffer("spread", torch.ones(()))
+        self.register_buffer("lowest", torch.zeros(()))
         self.register_buffer("decay", torch.zeros(()))
 
     def surprise(self, log_prob: Tensor) -> Tensor:
         """How many interquartile ranges the log density lies below the quantile."""
-        surprise = (self.threshold - log_prob) / self.spread
-        # Finite where the density underflowed, because no decay times infinity is NaN.
-        return surprise.clamp(0.0, torch.finfo(torch.float32).max)
+        return self._below(self.threshold, log_prob)
 
     def log_factor(self, log_prob: Tensor) -> Tensor:
-        """−c times the surprise, stretched by the shape of the tail."""
-        return -self.decay * self._stretch(self.surprise(log_prob))
+        """−c t(u) − f t(v)."""
+        decay = self.decay * self._stretch(self.surprise(log_prob))
+        return -decay - self.far * self._stretch(self._below(self.lowest, log_prob))
 
-    def fit(self, log_prob: Tensor, logits: Tensor, y: Tensor) -> float:
-        """Quantiles and temperature first, then the sharpest affordable decay."""
-        low, lower, upper = torch.quantile(
-            log_prob.double(), log_prob.new_tensor([self.quantile, 0.25, 0.75]).double()
-        )
+    def fit(self, log_prob: LogProb, logits: Tensor, y: Tensor) -> float:
+        """The decay by cross-fitting, then quantiles and temperature of all samples."""
+        stretched = torch.zeros(len(y), dtype=torch.float64, device=logits.device)
+        for inside, outside in _folds(y):
+            found = log_prob(inside)
+            self._set_quantiles(found[inside])
+            stretched[outside] = self._stretch(self.surprise(found[outside])).double()
+        scaled = _cross_scaled(logits, y)
+        self.decay.fill_(_sharpest_decay(stretched, scaled, y, self.budget, self.largest_decay))
+        self._set_quantiles(log_prob(_all(y)))
+        return fit_temperature(logits, y)
+
+    def _set_quantiles(self, log_prob: Tensor) -> None:
+        levels = log_prob.new_tensor([self.quantile, 0.25, 0.75]).double()
+        low, lower, upper = torch.quantile(log_prob.double(), levels)
         self.threshold.copy_(low)
         self.spread.copy_((upper - lower).clamp_min(torch.finfo(torch.float32).eps))
-        stretched = self._stretch(self.surprise(log_prob))
-        temperature = fit_temperature(logits, y)
+        self.lowest.copy_(log_prob.min().clamp_min(torch.finfo(torch.float32).min))
 
-        def cost(decay: float) -> float:
-            factor = torch.exp(-decay * stretched)[:, None]
-            return nll_of_logits(factor * logits / temperature, y)
-
-        self.decay.fill_(_sharpest_decay(cost, self.budget, self.largest_decay))
-        return temperature
+    def _below(self, level: Tensor, log_prob: Tensor) -> Tensor:
+        below = (level - log_prob) / self.spread
+        # Finite where the density underflowed, because no decay times infinity is NaN.
+        return below.clamp(0.0, torch.finfo(torch.float32).max)
 
     def _stretch(self, surprise: Tensor) -> Tensor:
         if self.tail == "exponential":
@@ -337,23 +368,64 @@ class QuantileScale(Scale):
 
 def _check_budget(budget: float) -> None:
     if budget < 0:
-        raise ConfigError(f"budget={budget}: choose 0 or more nats")
+        raise ConfigError(f"budget={budget}: choose 0 or more, a share of the held-out NLL")
 
 
-def _sharpest_decay(cost: Callable[[float], float], budget: float, largest: float) -> float:
-    """The largest c whose cost is within `budget` of that of c = 0.
+def _all(y: Tensor) -> Tensor:
+    return torch.arange(len(y), device=y.device)
+
+
+def _folds(y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Pairs of indices: samples to take constants from, and others to judge by them.
+
+    Of less than two samples for each fold, all of them are both.
+    """
+    if len(y) < 2 * FOLDS:
+        return [(_all(y), _all(y))]
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(y.device)
+    parts = [order[number::FOLDS] for number in range(FOLDS)]
+    others = [torch.cat(parts[:number] + parts[number + 1 :]) for number in range(FOLDS)]
+    return list(zip(others, parts, strict=True))
+
+
+def _cross_scaled(logits: Tensor, y: Tensor) -> Tensor:
+    """The logits at temperatures that were each fitted to other samples, (samples, classes)."""
+    scaled = logits.double()
+    for inside, outside in _folds(y):
+        scaled[outside] /= fit_temperature(logits[inside], y[inside])
+    return scaled
+
+
+def _sharpest_decay(
+    stretched: Tensor, scaled: Tensor, y: Tensor, budget: float, largest: float
+) -> float:
+    """The largest c for which the factor exp(−c t) is affordable.
 
     A scan finds the last affordable value, because the NLL may fall before it rises; bisection
     then refines it.
+
+    Args:
+        stretched: t, (samples,).
+        scaled: the logits that the factors multiply, (samples, classes).
+        y: the true classes, (samples,).
+        budget: the share of the NLL at c = 0 that may be given up.
+        largest: the largest c.
     """
-    allowed = cost(0.0) + budget
+    before = nll_of_samples(scaled, y)
+
+    def affordable(decay: float) -> bool:
+        factor = torch.exp(-decay * stretched)[:, None]
+        cost = nll_of_samples(factor * scaled, y) - before
+        error = cost.std(correction=0) / math.sqrt(len(cost))
+        return bool(cost.mean() + error <= budget * before.mean())
+
     # Never 0: one far outlier in the data must not cost the limit far away.
     grid = [1e-12, *(largest * 10 ** (-exponent / 4) for exponent in range(16, -1, -1))]
-    last = max((i for i, decay in enumerate(grid) if cost(decay) <= allowed), default=0)
+    last = max((i for i, decay in enumerate(grid) if affordable(decay)), default=0)
     if last == len(grid) - 1:
         return grid[-1]
     low, high = grid[last], grid[last + 1]
     for _ in range(20):
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if cost(middle) <= allowed else (low, middle)
+        low, high = (middle, high) if affordable(middle) else (low, middle)
     return low

@@ -1,27 +1,55 @@
-"""How typical an input is: a log density, or the sum of several standardised scores."""
+"""How typical an input is: what scales its logits, and what is reported of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from density_softmax.nn.densities import Density
 from density_softmax.nn.execution import full_precision
 from density_softmax.training import Stage, on_columns
 
+# The share of held-out samples on which experts that ignore the classes begin to count in the
+# surprise: they see corruptions and OOD data of another kind, and are noise where classes decide.
+BLIND_ONSET = 0.01
+
+
+class Evidence(NamedTuple):
+    """What the experts say of a batch.
+
+    Attributes:
+        log_prob: what the scale reads, (batch,), lower = less typical.
+        surprise: what is reported as epistemic uncertainty, (batch,), higher = less typical.
+    """
+
+    log_prob: Tensor
+    surprise: Tensor
+
 
 @final
 class Typicality(nn.Module):
-    """Σ_i (ℓ_i − median_i) / IQR_i: a product of experts, each tempered to its own spread.
+    """Experts ℓ_i on features and logits, and the two sums that are made of them.
 
-    The experts ℓ_i are densities on some columns of the features and the classifier's own energy
-    log Σ exp g(z). Their scales differ (hundreds of nats for a density of many dimensions, a few
-    for an energy), so they are divided by their in-domain spreads before they are added. A single
-    expert is returned as it is.
+    The experts are densities on some columns of the features, for class-aware densities their
+    likelihood ratio as well, and the classifier's own energy log Σ exp g(z). Their scales differ
+    (hundreds of nats for a density of many dimensions, a few for an energy), so each is measured by
+    its spread on held-out data:
+
+    - `log_prob` = Σ_i (ℓ_i − median_i) / IQR_i over the densities, a product of experts, each
+      tempered to its own spread. It says how far an input has moved, which calibrates best.
+    - `surprise` = Σ_i log(1 + exp((a_i − ℓ_i) / b_i)), nearly the sum of −log p-values, which
+      detects best. For class-aware experts and the energy, a is the median and b such that the
+      10 % quantile has the p-value .1; the others count only below their 1 % quantile, in units of
+      their IQR.
+
+    If no density is class-aware, the energy is a part of `log_prob`, and the surprise is −log_prob.
+    A single expert is returned as it is.
 
     Args:
         densities: by name, each with the columns of the features that it reads.
@@ -30,58 +58,79 @@ class Typicality(nn.Module):
 
     center: Tensor
     weight: Tensor
+    onset: Tensor
+    width: Tensor
 
     def __init__(self, densities: dict[str, tuple[Density, slice]], energy: bool = False) -> None:
         super().__init__()
         self.densities = nn.ModuleDict({name: density for name, (density, _) in densities.items()})
         self.columns = [columns for _, columns in densities.values()]
         self.energy = energy
-        num_experts = len(densities) + energy
-        self.register_buffer("center", torch.zeros(num_experts))
-        self.register_buffer("weight", torch.ones(num_experts))  # 1 / IQR
+        built = [density for density, _ in densities.values()]
+        self.class_aware = any(density.class_aware for density in built)
+        aware, summed = [], []
+        for density in built:
+            aware += [density.class_aware] * density.num_experts
+            summed += [True] + [False] * (density.num_experts - 1)
+        self.num_experts = len(aware) + energy
+        self._aware = torch.tensor(aware + [True] * energy)
+        self._summed = torch.tensor(summed + [not self.class_aware] * energy)
+        self.register_buffer("center", torch.zeros(self.num_experts))
+        self.register_buffer("weight", self._summed.float())  # 1 / IQR; 0 where not summed
+        self.register_buffer("onset", torch.zeros(self.num_experts))
+        self.register_buffer("width", torch.ones(self.num_experts))
 
     def stages(self) -> Iterator[Stage]:
         """How the densities are fitted; stages of all but the first end with the density's name."""
-        for number, (name, density, columns) in enumerate(self._readers()):
+        for number, (name, density, columns) in enumerate(self.readers()):
             for stage in density.stages():
                 reading = on_columns(stage, columns)
                 yield replace(reading, name=f"{stage.name}-{name}") if number else reading
 
     def experts(self, features: Tensor, logits: Tensor) -> Tensor:
         """ℓ_i of each sample, (batch, experts)."""
-        found = [density.log_prob(in_columns(features, c)) for _, density, c in self._readers()]
+        found = [density.experts(in_columns(features, c)) for _, density, c in self.readers()]
         if self.energy:
-            found.append(logits.logsumexp(-1))
-        return torch.stack(found, dim=-1)
+            found.append(logits.logsumexp(-1, keepdim=True))
+        return torch.cat(found, dim=-1) if len(found) > 1 else found[0]
 
-    def _readers(self) -> Iterator[tuple[str, Density, slice]]:
+    def readers(self) -> Iterator[tuple[str, Density, slice]]:
         """Names, densities and the columns that they read."""
         for (name, density), columns in zip(self.densities.items(), self.columns, strict=True):
             assert isinstance(density, Density)
             yield name, density, columns
 
-    def forward(self, features: Tensor, logits: Tensor) -> Tensor:
-        """The typicality, (batch,), from features and from logits at temperature 1."""
-        if self.energy or len(self.columns) > 1:
-            return self.combined(self.experts(features, logits))
-        ((_, density, columns),) = self._readers()
-        return density.log_prob(in_columns(features, columns))
+    def forward(self, features: Tensor, logits: Tensor) -> Evidence:
+        """Both sums, from features and from logits at temperature 1."""
+        return self.combined(self.experts(features, logits))
 
-    def combined(self, experts: Tensor) -> Tensor:
-        """From (batch, experts) to (batch,)."""
-        if len(self.center) == 1:
-            return experts[:, 0]
+    def combined(self, experts: Tensor) -> Evidence:
+        """From (batch, experts) to two sums of (batch,)."""
+        if self.num_experts == 1:
+            return Evidence(experts[:, 0], -experts[:, 0])
         with full_precision(experts):
-            return (experts - self.center) @ self.weight
+            log_prob = (experts - self.center) @ self.weight
+            if not self.class_aware:
+                return Evidence(log_prob, -log_prob)
+            return Evidence(log_prob, F.softplus((self.onset - experts) / self.width).sum(-1))
 
     def fit(self, experts: Tensor) -> None:
-        """Medians and interquartile ranges of in-domain data."""
-        if len(self.center) == 1:
-            return
-        levels = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, device=experts.device)
-        lower, median, upper = torch.quantile(experts.double(), levels, dim=0)
+        """The constants of both sums, from the experts of in-domain data, (samples, experts)."""
+        levels = [0.1, 0.25, 0.5, 0.75, BLIND_ONSET]
+        low, lower, median, upper, onset = torch.quantile(
+            experts.double(), experts.new_tensor(levels).double(), dim=0
+        )
+        spread = _positive(upper - lower)
+        aware, summed = (mask.to(experts.device) for mask in (self._aware, self._summed))
         self.center.copy_(median)
-        self.weight.copy_(1 / (upper - lower).clamp_min(torch.finfo(torch.float32).eps))
+        self.weight.copy_(summed / spread)
+        self.onset.copy_(torch.where(aware, median, onset))
+        # log(1 + exp(t)) is −log .1 at t = log 9.
+        self.width.copy_(torch.where(aware, _positive(median - low) / math.log(9), spread))
+
+
+def _positive(spread: Tensor) -> Tensor:
+    return spread.clamp_min(torch.finfo(torch.float32).eps)
 
 
 def in_columns(features: Tensor, columns: slice) -> Tensor:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from density_softmax.engine.progress import Bars
 from density_softmax.files import write_bytes
 from density_softmax.report.frame import settings_of
+from density_softmax.report.names import distinct_stem
 from density_softmax.report.style import paper_style
 from density_softmax.runs.run import Run
 
@@ -21,7 +22,7 @@ from density_softmax.runs.run import Run
 SECTIONS = {
     "Surfaces": ("surfaces",),
     "Calibration": ("reliability",),
-    "Shift": ("shifts",),
+    "Shift": ("corruptions", "shifts"),
     "Uncertainty": ("entropies", "likelihoods"),
     "Selective prediction": ("coverage",),
     "Seeds": ("seeds",),
@@ -62,14 +63,16 @@ def write_figures(
         folder: where the files go.
         progress: whether to show a bar.
     """
-    settings, found = settings_of(runs), dict[str, list[Picture]]()
+    settings, found, taken = settings_of(runs), dict[str, list[Picture]](), set[str]()
     with Bars(progress) as bars, paper_style():
         bar = bars.add("figures", sum(map(len, SECTIONS.values())))
         for section, names in SECTIONS.items():
             bar.note(section.lower())
             for module in (import_module(f"{__name__}.{name}") for name in names):
                 for drawing in (drawing for each in settings for drawing in module.draw(each)):
-                    found.setdefault(section, []).append(save_figure(drawing, folder))
+                    stem = distinct_stem(drawing.stem, taken)
+                    picture = save_figure(drawing._replace(stem=stem), folder)
+                    found.setdefault(section, []).append(picture)
                 bar.advance()
         bar.note("")
     return found

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from density_softmax.report.columns import noisy_lines
 from density_softmax.report.figures import Drawing
 from density_softmax.report.frame import Setting, Spread, over_seeds
 from density_softmax.report.names import file_stem
@@ -48,6 +49,9 @@ def draw(setting: Setting) -> Iterator[Drawing]:
     machines = dict(enumerate(map(_machine_of, setting.runs)))
     costs = setting.frame[setting.frame["split"] == "cost"]
     costs = costs.assign(machine=costs["run"].map(machines))
+    noisy = [noisy_lines(costs, ("cost", metric)) for metric in PREDICTION]
+    lines = [label for label in setting.labels if any(label in each for each in noisy)]
+    busy = f" Not to be believed, since the machine was busy: {', '.join(lines)}." if lines else ""
     for name, metrics, title, caption in (
         ("cost", PREDICTION, "Storage and latency", CAPTION),
         ("training-cost", BOTH, "Cost of training and of prediction", CAPTION + TRAINING),
@@ -57,7 +61,7 @@ def draw(setting: Setting) -> Iterator[Drawing]:
                 cost_figure(costs, setting.labels, metrics),
                 file_stem(setting.name, name),
                 f"{title}: {setting.name}",
-                f"{caption} On {' and on '.join(dict.fromkeys(costs['machine']))}.",
+                f"{caption} On {' and on '.join(dict.fromkeys(costs['machine']))}.{busy}",
             )
 
 

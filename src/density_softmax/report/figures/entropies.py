@@ -16,7 +16,7 @@ from scipy.ndimage import gaussian_filter1d
 from density_softmax.metrics import entropy
 from density_softmax.report.figures import Drawing
 from density_softmax.report.frame import Setting, line_of, seeds_of
-from density_softmax.report.names import file_stem, split_name, with_reference
+from density_softmax.report.names import file_stem, set_name, split_name, with_reference
 from density_softmax.report.style import (
     DARK_BLUE,
     DARK_ORANGE,
@@ -50,19 +50,19 @@ def draw(setting: Setting) -> Iterator[Drawing]:
         setting: the runs to compare.
     """
     runs = setting.predicted("iid")
-    for ood in setting.splits.ood or ("",) if runs else ():
+    for ood in setting.splits.ood or (None,) if runs else ():
         shown = {"iid": INSIDE, **dict.fromkeys(setting.splits.shown_shifts()[:1], SHIFTED)}
         yield Drawing(
-            _entropy_figure(runs, {**shown, ood: OUTSIDE} if ood else shown),
-            file_stem(setting.name, "entropy", ood),
+            _entropy_figure(runs, shown if ood is None else {**shown, ood: OUTSIDE}),
+            file_stem(setting.name, "entropy", ood or ""),
             f"Predictive entropy: {setting.name}",
-            f"{CAPTION}{f'{WISH}{ood}.' if ood else ''} {seeds_of(runs)}",
+            f"{CAPTION}{'' if ood is None else f'{WISH}{set_name(ood)}.'} {seeds_of(runs)}",
         )
-        if ood:
+        if ood is not None and any(run.has_prediction(ood) for run in runs):
             yield Drawing(
                 _ood_figure(runs, ood),
                 file_stem(setting.name, "entropy", ood, "methods"),
-                f"Predictive entropy on {ood}: {setting.name}",
+                f"Predictive entropy on {set_name(ood)}: {setting.name}",
                 f"{CAPTION} OOD data alone. {seeds_of(runs)}",
             )
 

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from density_softmax.report.figures import Drawing
 from density_softmax.report.frame import Setting, Splits, line_of, seeds_of
-from density_softmax.report.names import file_stem, readable
+from density_softmax.report.names import file_stem, set_name
 from density_softmax.report.style import (
     DARK_BLUE,
     GREY,
@@ -55,7 +55,7 @@ def draw(setting: Setting) -> Iterator[Drawing]:
         yield Drawing(
             _likelihood_figure(runs, groups),
             file_stem(setting.name, "likelihood", name),
-            f"Log density, {name}: {setting.name}",
+            f"Log density, {set_name(name)}: {setting.name}",
             f"{CAPTION} {seeds_of(runs)}",
         )
 
@@ -78,7 +78,7 @@ def _find_groups(splits: Splits) -> dict[str, list[Group]]:
     looks = [{"color": color, "linestyle": (0, (4, 1.2))} for color in colors]
     if others:
         far = zip(others, looks, strict=True)
-        found["other sets"] = inside + [(readable(name), [name], look) for name, look in far]
+        found["other sets"] = inside + [(set_name(name), [name], look) for name, look in far]
     return found
 
 

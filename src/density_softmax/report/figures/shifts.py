@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from density_softmax.report.figures import Drawing
 from density_softmax.report.frame import Setting, Spread, over_seeds
-from density_softmax.report.names import file_stem, metric_name, with_reference
+from density_softmax.report.names import file_stem, metric_name, set_name, with_reference
 from density_softmax.report.style import INK, LOOKS, block_figure, tidy
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ def draw(setting: Setting) -> Iterator[Drawing]:
             yield Drawing(
                 _box_figure(chosen, setting.labels),
                 file_stem(setting.name, data, "boxes", *(chosen if wraps else ())),
-                f"{words} over the shifts of {data}: {setting.name}",
+                f"{words} over the shifts of {set_name(data)}: {setting.name}",
                 BOXES,
             )
         means = {m: _mean_over_types(setting.frame, levels, m) for m in MEAN_METRICS}
         yield Drawing(
             _severity_figure(means, setting.labels),
             file_stem(setting.name, data, "severity"),
-            f"Means over the shifts of {data} by severity: {setting.name}",
+            f"Means over the shifts of {set_name(data)} by severity: {setting.name}",
             MEANS,
         )
 

@@ -1,6 +1,7 @@
 """Files on disk: atomic writes, tensor files and image files. Importing it does not import torch.
 
-Nothing is ever unpickled: tensors are kept as safetensors.
+Nothing is ever unpickled: tensors are kept as safetensors. `files.tables` reads and writes CSV,
+`files.arrays` reads .npy and .npz.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +26,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# How the names of temporary files end; no other program's do.
+PART = ".density-softmax.part"
 # What Pillow may read, whatever a file is called: an EPS, for one, would start Ghostscript.
 IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
+# More pixels make an image a decompression bomb to Pillow, too.
+MAX_PIXELS = 89_478_485
+# Of all images that are decoded at a time; a larger one is decoded alone.
+PIXELS_AT_ONCE = 2**26
+# Bytes that Pillow allocates at once. The C library keeps smaller blocks that are freed, such as
+# Pillow's own of 16 MB, for the thread that freed them.
+BLOCK_SIZE = 2**26
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 # The name of a checksum among the metadata of a tensor file.
 CHECKSUM = "sha256"
+# File systems allow 255 bytes, some of which an ending and a temporary name need.
+LONGEST_NAME = 150
 # Of tensors that do not fit, so many are named in a message.
 NUM_NAMED = 5
 
@@ -38,25 +52,95 @@ class StorageError(UserError):
     """A file that cannot be used; the message names it and the remedy."""
 
 
+def regular_file(path: Path, remedy: str = "check the path") -> Path:
+    """Return `path`, after checking that it is a regular file: a pipe or a device may never end.
+
+    Args:
+        path: a user's file.
+        remedy: what an error tells the user to do.
+    """
+    if not path.is_file():
+        found = "not a regular file" if path.exists() else "not found"
+        raise DataError(f"{path}: {found}; {remedy}")
+    return path
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Write a file atomically: it takes its name once complete, or vanishes.
 
     Args:
-        path: the file to create or replace; its folder is created if it does not exist.
+        path: the file to create or replace; its folder is created if it does not exist, and
+            cleared of what processes that were killed while writing have left.
 
     Yields:
-        The temporary file to write to.
+        The temporary file to write to, which is locked.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(path.parent)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
+    with _locked(part) as lock:
+        try:
+            yield part
+            os.fsync(lock.fileno())
+            if os.name == "nt":  # where an open file cannot be renamed, and nothing is locked
+                lock.close()
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Delete temporary files of killed processes: whoever still writes one holds a lock on it."""
+    for part in folder.glob(f".*{PART}"):
+        with suppress(OSError), part.open("rb") as file:
+            if lock_file(file, without_locks=False):
+                part.unlink()
+
+
+def lock_file(file: IO[Any], *, without_locks: bool) -> bool:
+    """Lock a file for this process until it is closed; return whether that worked.
+
+    Args:
+        file: any open file.
+        without_locks: what to return on systems that have no locks.
+    """
     try:
-        yield part
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+        import fcntl
+    except ImportError:  # Windows
+        return without_locks
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return without_locks
+    return True
+
+
+@contextmanager
+def _locked(part: Path) -> Iterator[IO[bytes]]:
+    """Create a file and hold a lock on it."""
+    while True:
+        with part.open("ab") as file:
+            # Before the lock it may have been taken for a leftover.
+            if lock_file(file, without_locks=True) and part.exists():
+                yield file
+                return
+
+
+def short_name(name: str, whole: str | None = None) -> str:
+    """A file name that is not too long: one that is cut ends in a checksum.
+
+    Args:
+        name: of a file, without its ending.
+        whole: what the checksum is of; None takes the name.
+    """
+    data = os.fsencode(name)
+    if len(data) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(os.fsencode(name if whole is None else whole)).hexdigest()
+    return f"{data[:LONGEST_NAME].decode(errors='ignore')}-{digest[:8]}"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -64,9 +148,9 @@ def write_text(path: Path, text: str) -> None:
 
     Args:
         path: the file to create or replace.
-        text: its content, written as UTF-8.
+        text: its content, written as UTF-8. Bytes of a file name that are not UTF-8 are escaped.
     """
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -196,37 +280,74 @@ def differences(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
 def decode(path: Path, channels: int, height: int, width: int) -> NDArray[np.uint8]:
     """The pixels of an image file, (channels, height, width).
 
+    However many threads call it, the images in memory have at most `PIXELS_AT_ONCE` pixels.
+
     Args:
         path: the file. An image of another size is resized from its central box.
         channels: 3 for colour, 1 for grey.
         height: in pixels.
         width: in pixels.
     """
+    with _opened(path) as image, _DECODING.reserved(image.width * image.height):
+        small = _shrunk(image, channels, height, width)
+        image.close()  # its pixels are gone before others are decoded
+    return np.asarray(small).reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def _shrunk(image: Image.Image, channels: int, height: int, width: int) -> Image.Image:
     from PIL import Image
 
-    image = read_image(path, channels)
-    if image.size != (width, height):
-        box = central_box(*image.size, aspect=width / height)
-        image = image.resize((width, height), Image.Resampling.BILINEAR, box)
-    return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
+    image = _converted(image, channels)
+    if image.size == (width, height):
+        return image.copy()
+    box = central_box(*image.size, aspect=width / height)
+    return image.resize((width, height), Image.Resampling.BILINEAR, box)
 
 
 def read_image(path: Path, channels: int) -> Image.Image:
     """An image file with 8 bits per channel.
 
     Args:
-        path: a regular file in one of `IMAGE_FORMATS`; a pipe or a device would never end.
+        path: a regular file in one of `IMAGE_FORMATS`, of at most `MAX_PIXELS`.
         channels: 3 for colour, 1 for grey.
     """
+    with _opened(path) as image:
+        return _converted(image, channels)
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Width and height of an image file, which is not decoded.
+
+    Args:
+        path: the file.
+    """
+    with _opened(path) as image:
+        return image.size
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """An image of which only the header is read, and checked; errors name the file."""
     from PIL import Image
 
-    if path.exists() and not path.is_file():
-        raise DataError(f"{path}: not a regular file; replace or delete it")
+    regular_file(path, "replace or delete it")
+    Image.core.set_block_size(BLOCK_SIZE)  # type: ignore[attr-defined]
+    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
-            return _in_bytes(image).convert("RGB" if channels == 3 else "L")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            if image.width * image.height > MAX_PIXELS:
+                size = f"{image.width}×{image.height}"
+                raise ValueError(f"{size} pixels, more than {MAX_PIXELS:,}: save it smaller")
+            yield image
+    except (OSError, SyntaxError, ValueError, *bombs) as error:
         raise DataError(f"{path}: cannot be decoded ({error}); replace or delete it") from None
+
+
+def _converted(image: Image.Image, channels: int) -> Image.Image:
+    """The image in colour or grey, decoded."""
+    image, mode = _in_bytes(image), "RGB" if channels == 3 else "L"
+    image.load()
+    return image if image.mode == mode else image.convert(mode)
 
 
 def _in_bytes(image: Image.Image) -> Image.Image:
@@ -235,10 +356,35 @@ def _in_bytes(image: Image.Image) -> Image.Image:
 
     # Pillow calls 16 bits I as well, in formats that have no more.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+        # The nearest integer to v/257, without floating-point numbers of eight bytes.
+        return Image.fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError("pixels of 32 bits have no known range: save it with 8 bits")
     return image
+
+
+class _Budget:
+    """A number of things that all threads together may hold."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self._free, self._change = total, total, threading.Condition()
+
+    @contextmanager
+    def reserved(self, number: int) -> Iterator[None]:
+        """Wait until so many are free; more than there are is all of them."""
+        number = min(number, self.total)
+        with self._change:
+            self._change.wait_for(lambda: self._free >= number)
+            self._free -= number
+        try:
+            yield
+        finally:
+            with self._change:
+                self._free += number
+                self._change.notify_all()
+
+
+_DECODING = _Budget(PIXELS_AT_ONCE)
 
 
 def central_box(width: int, height: int, aspect: float = 1.0) -> Box:
