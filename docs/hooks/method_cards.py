@@ -15,6 +15,7 @@ from mkdocs.structure.pages import Page
 
 from density_softmax.config import to_dict
 from density_softmax.methods.base import Method, MethodConfig
+from density_softmax.methods.posthoc import FeatureMethod
 from density_softmax.recipes import RECIPES, get_recipe
 from density_softmax.report.paper import paper_value
 from density_softmax.training import Stage, Train
@@ -31,6 +32,9 @@ PAPER = (
     ("cAcc", "*-c", "caccuracy", ".3f"),
     ("cECE", "*-c", "cece", ".3f"),
 )
+
+# What a method may define, in words.
+DEFINES = {"probs": "probabilities", "score": "a score of what is unknown"}
 
 # Tables whose first column are registry keys: there they become links to the cards.
 WITH_LINKS = ("methods.md", "choosing.md")
@@ -62,12 +66,15 @@ def card(key: str) -> str:
     method = untrained(key)
     kind = type(method)
     path = f"{kind.__module__}.{kind.__qualname__}"
+    prediction = kind.predict_features if issubclass(kind, FeatureMethod) else kind.forward
     exports = "no: it draws random numbers" if method.draws_samples else "yes"
     facts = [
         ("registry key", f"`{key}`"),
         ("class", f"`density_softmax.{kind.__name__}`"),
         ("file", f"`src/{kind.__module__.replace('.', '/')}.py`"),
         ("exports to ONNX", exports),
+        ("defines of its own", " and ".join(DEFINES[name] for name in METHODS[key].defines)),
+        ("keeps training data", "yes" if METHODS[key].stores_data else "no"),
     ]
     return "\n\n".join(
         [
@@ -81,7 +88,7 @@ def card(key: str) -> str:
             table(
                 ("stage", "what it does", "reads", "of the split"), map(stage_row, named(method))
             ),
-            f"Prediction: {summary(kind.forward)}",
+            f"Prediction: {summary(prediction)}",
             "## In the recipes",
             "A name is an entry of `method` in a recipe; `–` where there is no such entry. What is "
             "the same everywhere inside a part, such as an optimizer, is left out.",

@@ -244,6 +244,16 @@ def test_methods_that_share_a_stage_share_its_objective(kind: str, tmp_path: Pat
             assert stage.modules, stage.name
 
 
+@pytest.mark.parametrize("kind", ["knn", "vim", "laplace", "density_aware_calibration"])
+def test_post_hoc_methods_take_over_the_network_of_erm(kind: str, tmp_path: Path) -> None:
+    chosen = recipe("method.descent.epochs=2", method=kind)
+    train(tmp_path / "erm", recipe("method.descent.epochs=2", method="deterministic"))
+    assert steps_of(tmp_path / kind, chosen) == 0
+    alone = tmp_path / "alone"
+    assert steps_of(alone, chosen, share=False) == 2
+    same_run(tmp_path / kind, alone)
+
+
 def test_temperature_scaling_takes_over_the_network_of_erm(tmp_path: Path) -> None:
     chosen = recipe("method.descent.epochs=2", method="temperature_scaling")
     train(tmp_path / "erm", recipe("method.descent.epochs=2", method="deterministic"))

@@ -6,25 +6,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import final
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from density_softmax.errors import UserError
-from density_softmax.methods.base import Method, MethodConfig
-from density_softmax.nn.backbones.headless import Headless
+from density_softmax.methods.base import MethodConfig
+from density_softmax.methods.posthoc import FeatureMethod
 from density_softmax.nn.densities import ClassAwareDensity, Density, DensityConfig, FlowDensity
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty, PenaltyConfig
-from density_softmax.nn.softmax.head import Head, entropy_of_logits
+from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.nn.softmax.scale import QuantileScale, ScaleConfig
-from density_softmax.nn.softmax.typicality import Evidence, Typicality, in_columns
-from density_softmax.nn.taps import LayerReader
+from density_softmax.nn.softmax.typicality import Evidence, Typicality
 from density_softmax.training import Adam, Descent, Estimate, Stage, Train, Values
 from density_softmax.types import Batch, Prediction
 
 
 @final
-class DensitySoftmax(Method):
+class DensitySoftmax(FeatureMethod):
     """Density-Softmax (Bui & Liu, ICML 2024): softmax(s(log p(z)) · g(z)) with z = f(x) (Eq. 7).
 
     f is pulled towards Lipschitz constant 1, p(z) is a light density on its features and s maps
@@ -71,23 +68,19 @@ class DensitySoftmax(Method):
         head: Descent | None = Descent(epochs=1, optimizer=Adam(lr=1e-4))
 
     config: Config
-    head: Head
 
     def setup(self, example: Tensor | None) -> None:
         """Add the penalty, the head, the densities and the scale."""
         config = self.config
         self.penalty = config.penalty.build()
         super().setup(example)
-        self.typicality = Typicality(self._densities(example), config.energy)
+        self.typicality = Typicality(self._densities(), config.energy)
         self.scale = config.scale.build()
 
-    def measure_features(self, example: Tensor | None) -> int:
-        """The width of z; what the named layers give in the same pass is kept."""
-        # Of a trained model the names are those that its owner knows.
-        inside = "model" if isinstance(self.encoder, Headless) else ""
-        self.reader = LayerReader(self.encoder, self.config.layers, inside)
-        with self.reader.reading(self.encoder):
-            return super().measure_features(example)
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Those of the settings."""
+        return self.config.layers
 
     def stages(self) -> tuple[Stage, ...]:
         """Algorithm 1: representation, density, scale, head."""
@@ -134,42 +127,21 @@ class DensitySoftmax(Method):
             monitor=lambda batch: {"nll": self._scaled_nll(batch)},
         )
 
-    def forward(self, x: Tensor) -> Prediction:
-        """Eq. 7, the entropy of softmax(g(z)), and the surprise, all from one pass."""
-        return self.predict_features(self.features(x))
-
     def predict_features(self, features: Tensor) -> Prediction:
-        """`forward` from what `features` returned."""
+        """Eq. 7, the entropy of softmax(g(z)), and the surprise, all from one pass."""
         logits, evidence = self.logits_and_evidence(features)
         probs = (self.scale(evidence.log_prob).unsqueeze(-1) * logits).softmax(-1)
         return Prediction(probs, entropy_of_logits(logits), evidence.surprise)
 
-    def features(self, x: Tensor) -> Tensor:
-        """The last features z and, behind them, what the named layers gave."""
-        with self.reader.reading(self.encoder):
-            z = self.encode(x)
-        return torch.cat([z, *self.reader.pop()], dim=1) if self.config.layers else z
-
-    def encode(self, x: Tensor) -> Tensor:
-        """The last features alone."""
-        return super().features(x)
-
     def logits_and_evidence(self, features: Tensor) -> tuple[Tensor, Evidence]:
         """g(z) and how typical z is, from what `features` returns."""
-        raw = self.head.raw(self._last(features))
+        raw = self.head.raw(self.last(features))
         return raw / self.head.temperature, self.typicality(features, raw)
 
     def representation_loss(self, batch: Batch) -> Tensor:
         """Eq. 4: cross entropy + λ E(‖∂f/∂x‖ − 1)²."""
         z, penalty = self.penalty(self.encode, batch.x)
         return F.cross_entropy(self.head(z), batch.y) + penalty
-
-    def nll(self, batch: Batch) -> Tensor:
-        """−log softmax(g(z))_y, without the density."""
-        return F.cross_entropy(self.head(self.encode(batch.x)), batch.y, reduction="none")
-
-    def _last(self, features: Tensor) -> Tensor:
-        return in_columns(features, slice(0, self.num_features))
 
     @property
     def density(self) -> Density:
@@ -178,12 +150,10 @@ class DensitySoftmax(Method):
         assert isinstance(first, Density)
         return first
 
-    def _densities(self, example: Tensor | None) -> dict[str, tuple[Density, slice]]:
+    def _densities(self) -> dict[str, tuple[Density, slice]]:
         """The densities, with the columns of what `features` returns that each reads."""
         columns = {"last": slice(0, self.num_features)}
         if self.config.layers:
-            if example is None:
-                raise UserError("to read layers, build with example=, a batch of inputs")
             widths = [h.shape[1] for h in self.reader.pop()]  # of the pass that measured z
             shallow = {"layers": slice(self.num_features, self.num_features + sum(widths))}
             columns = shallow | columns if self.config.last else shallow
@@ -195,7 +165,7 @@ class DensitySoftmax(Method):
         return found
 
     def _scale_statistics(self, batch: Batch) -> Values:
-        raw = self.head.raw(self._last(batch.x))
+        raw = self.head.raw(self.last(batch.x))
         return {"experts": self.typicality.experts(batch.x, raw), "logits": raw, "y": batch.y}
 
     def _fit_scale(self, total: Values) -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from density_softmax.methods.posthoc import PostHocConfig, Score
 from density_softmax.nn.densities import (
-    GaussianDensity,
     GaussianMixtureDensity,
     TiedMixtureDensity,
 )
-from density_softmax.training import Stage, reading
+from density_softmax.training import Estimate, Stage, Values, reading
+from density_softmax.types import Batch
 
 
 class ClassDistance(Score, ABC):
@@ -38,15 +39,20 @@ class ClassDistance(Score, ABC):
         """What the Gaussians read of z."""
         return z
 
-    def distance(self, z: Tensor) -> Tensor:
-        """M of what `read` returned, (batch,)."""
-        classes = self.classes
-        y = F.linear(z - classes.center, classes.whitening)
-        # ‖y − w_c‖² is smallest where w_c·y − ½‖w_c‖² is largest: no difference of large squares.
-        offset = -0.5 * classes.location.square().sum(-1)
-        seen = classes.log_weight > -math.inf
-        nearest = F.linear(y, classes.location, offset.where(seen, -math.inf)).argmax(-1)
-        return (y - classes.location[nearest]).square().sum(-1)
+
+def nearest_distance(classes: TiedMixtureDensity, z: Tensor) -> Tensor:
+    """min_c (z − μ_c)ᵀ Σ⁻¹ (z − μ_c), (batch,).
+
+    Args:
+        classes: has μ_c and Σ; a class without a sample is nowhere.
+        z: (batch, features).
+    """
+    y = F.linear(z - classes.center, classes.whitening)
+    # ‖y − w_c‖² is smallest where w_c·y − ½‖w_c‖² is largest: no difference of large squares.
+    offset = -0.5 * classes.location.square().sum(-1)
+    seen = classes.log_weight > -math.inf
+    nearest = F.linear(y, classes.location, offset.where(seen, -math.inf)).argmax(-1)
+    return (y - classes.location[nearest]).square().sum(-1)
 
 
 @final
@@ -71,7 +77,7 @@ class Mahalanobis(ClassDistance):
 
     def score(self, z: Tensor, logits: Tensor) -> Tensor:
         """M(z)."""
-        return self.distance(z)
+        return nearest_distance(self.classes, z)
 
 
 @final
@@ -96,7 +102,7 @@ class MahalanobisPlusPlus(ClassDistance):
 
     def score(self, z: Tensor, logits: Tensor) -> Tensor:
         """M(z / ‖z‖)."""
-        return self.distance(self.read(z))
+        return nearest_distance(self.classes, self.read(z))
 
 
 @final
@@ -119,20 +125,24 @@ class RelativeMahalanobis(ClassDistance):
     config: Config
 
     def setup(self, example: Tensor | None) -> None:
-        """Add the Gaussian of all features."""
+        """Add the Gaussian of all features, as a mixture of one class."""
         super().setup(example)
-        self.background = GaussianDensity(self.num_features)
+        self.background = TiedMixtureDensity(self.num_features, 1)
 
     def estimates(self) -> tuple[Stage, ...]:
         """One pass for the classes and one for all of them together."""
-        background = (reading(stage, self.last) for stage in self.background.stages())
-        return (*super().estimates(), *(replace(s, name="background") for s in background))
+
+        def sums(batch: Batch) -> Values:
+            z = self.last(batch.x).double()
+            return self.background.sums(z, torch.zeros_like(batch.y))
+
+        finish = self.background.estimate
+        together = Estimate("background", sums, finish, on="features")
+        return (*super().estimates(), together)
 
     def score(self, z: Tensor, logits: Tensor) -> Tensor:
         """The difference of both distances."""
-        background = self.background
-        all_classes = F.linear(z - background.center, background.whitening).square().sum(-1)
-        return self.distance(z) - all_classes
+        return nearest_distance(self.classes, z) - nearest_distance(self.background, z)
 
 
 @final

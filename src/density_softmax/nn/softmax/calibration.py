@@ -18,6 +18,8 @@ Objective = Callable[[Array], tuple[float, Array]]
 # Strengths of the penalty, from one that hardly leaves temperature scaling to almost none.
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 NUM_FOLDS = 3
+# With more classes a fit takes long, and one fold is left out.
+MANY_CLASSES = 100
 MAX_STEPS = 50
 # The smallest temperature that a weight of 0 at every distance may leave.
 SMALLEST_TEMPERATURE = 1e-2
@@ -67,49 +69,71 @@ def fit_affine(logits: Tensor, y: Tensor, *, diagonal: bool) -> Affine:
         diagonal: whether W is diagonal.
     """
     inputs, labels = logits.double().cpu().numpy(), y.cpu().numpy()
-    scale = np.eye(inputs.shape[1]) / fit_temperature(logits, y)
-    start = np.vstack([scale.diagonal() if diagonal else scale, np.zeros(len(scale))])
-    theta = _descend(_penalised(inputs, labels, start, _strength(inputs, labels, start)), start)
-    *weight, bias = torch.from_numpy(theta)
-    return Affine(weight[0] if diagonal else torch.stack(weight).T, bias)
+    width, inverse = inputs.shape[1], 1 / fit_temperature(logits, y)
+    # A gradient by W is a sum over samples: W − I / T stays in their span.
+    few = not diagonal and len(inputs) < width
+    basis = np.linalg.svd(inputs, full_matrices=False)[2] if few else np.eye(width)
+    samples = _Samples(inputs * inverse, inputs @ basis.T if few else inputs, labels)
+    start = np.zeros((2 if diagonal else len(basis) + 1, width))
+    theta = _descend(_penalised(samples, _strength(samples, start)), start)
+    weight = inverse + theta[0] if diagonal else inverse * np.eye(width) + theta[:-1].T @ basis
+    return Affine(torch.from_numpy(weight), torch.from_numpy(theta[-1]))
 
 
-def _strength(inputs: Array, labels: Array, start: Array) -> float:
+class _Samples(NamedTuple):
+    """What a change of a map is fitted to.
+
+    Attributes:
+        base: logits before the change, (samples, classes).
+        inputs: what the change multiplies, (samples, width).
+        labels: (samples,).
+    """
+
+    base: Array
+    inputs: Array
+    labels: Array
+
+    def where(self, chosen: NDArray[np.bool_]) -> _Samples:
+        """Some of them."""
+        return _Samples(*(part[chosen] for part in self))
+
+
+def _strength(samples: _Samples, start: Array) -> float:
     """The λ with the lowest NLL on samples that were left out."""
-    fold = np.arange(len(labels)) % NUM_FOLDS
-    folds = [fold == number for number in range(NUM_FOLDS)]
-    if len(labels) < 2 * NUM_FOLDS:
+    number, width = samples.base.shape
+    if number < 2 * NUM_FOLDS:
         return STRENGTHS[0]
-    thetas, best, lowest = [start] * NUM_FOLDS, STRENGTHS[0], np.inf
+    fold = np.arange(number) % NUM_FOLDS
+    left_out = [fold == n for n in range(NUM_FOLDS if width <= MANY_CLASSES else 1)]
+    thetas, best, lowest = [start] * len(left_out), STRENGTHS[0], np.inf
     for strength in STRENGTHS:
         thetas = [
-            _descend(_penalised(inputs[~out], labels[~out], start, strength), theta)
-            for out, theta in zip(folds, thetas, strict=True)
+            _descend(_penalised(samples.where(~out), strength), theta)
+            for out, theta in zip(left_out, thetas, strict=True)
         ]
-        pairs = zip(folds, thetas, strict=True)
-        left_out = sum(_nll(inputs[out], labels[out], theta)[0] * out.sum() for out, theta in pairs)
-        if left_out >= lowest:
+        pairs = zip(left_out, thetas, strict=True)
+        value = sum(_nll(samples.where(out), theta)[0] * out.sum() for out, theta in pairs)
+        if value >= lowest:
             break
-        best, lowest = strength, left_out
+        best, lowest = strength, value
     return best
 
 
-def _penalised(inputs: Array, labels: Array, center: Array, strength: float) -> Objective:
-    def cost(flat: Array) -> tuple[float, Array]:
-        theta = flat.reshape(center.shape)
-        value, gradient = _nll(inputs, labels, theta)
-        off = theta - center
-        total = value + strength * float(np.square(off).sum())
-        return total, (gradient + 2 * strength * off).ravel()
+def _penalised(samples: _Samples, strength: float) -> Objective:
+    def cost(theta: Array) -> tuple[float, Array]:
+        value, gradient = _nll(samples, theta)
+        total = value + strength * float(np.square(theta).sum())
+        return total, gradient + 2 * strength * theta
 
     return cost
 
 
-def _nll(inputs: Array, labels: Array, theta: Array) -> tuple[float, Array]:
-    """The mean NLL of an affine map and its gradient; θ holds Wᵀ, or its diagonal, above b."""
+def _nll(samples: _Samples, theta: Array) -> tuple[float, Array]:
+    """The mean NLL of a map and its gradient; θ is the change of Wᵀ, or of its diagonal, and b."""
+    base, inputs, labels = samples
     diagonal = len(theta) == 2
-    outputs = inputs * theta[0] if diagonal else inputs @ theta[:-1]
-    value, slope = _cross_entropy(outputs + theta[-1], labels)
+    change = inputs * theta[0] if diagonal else inputs @ theta[:-1]
+    value, slope = _cross_entropy(base + change + theta[-1], labels)
     upper = (slope * inputs).sum(0, keepdims=True) if diagonal else inputs.T @ slope
     return value, np.vstack([upper, slope.sum(0)])
 
@@ -128,10 +152,12 @@ def _cross_entropy(logits: Array, labels: Array) -> tuple[float, Array]:
 def _descend(cost: Objective, start: Array, bounds: Any = None) -> Array:
     from scipy.optimize import minimize
 
-    options = {"maxiter": MAX_STEPS}
-    found = minimize(
-        cost, start.ravel(), jac=True, method="L-BFGS-B", bounds=bounds, options=options
-    )
+    def flat(theta: Array) -> tuple[float, Array]:
+        value, gradient = cost(theta.reshape(start.shape))
+        return value, gradient.ravel()
+
+    options: dict[str, Any] = {"bounds": bounds, "options": {"maxiter": MAX_STEPS}}
+    found = minimize(flat, start.ravel(), jac=True, method="L-BFGS-B", **options)
     best: Array = found.x.reshape(start.shape)
     return best
 
