@@ -13,7 +13,7 @@ from density_softmax import metrics
 from density_softmax.engine import EngineConfig
 from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.methods.base import MethodConfig
-from density_softmax.nn.densities import gaussian
+from density_softmax.nn.densities import mixtures
 from density_softmax.posthoc import posthoc_kinds
 from density_softmax.runs.rows import read_rows
 
@@ -211,7 +211,7 @@ def test_latency_is_measured_on_demand(network):
 
 
 def test_a_method_that_cannot_be_built_is_left_out_and_named(network, monkeypatch):
-    monkeypatch.setattr(gaussian, "LARGEST", 10)
+    monkeypatch.setattr(mixtures, "LARGEST", 10)
     found = compared(network, methods=["gaussian_discriminant", "energy"], shifts={}, ood={})
     assert "gaussian_discriminant" not in {line.kind for line in found.contenders}
     assert any("Gaussian discriminant is left out: 3 covariances" in note for note in found.notes)

@@ -27,8 +27,8 @@ from density_softmax.nn.densities.gaussian import (
     SHRINKAGES,
     ClosedFormDensity,
     WhitenedDensity,
-    whitening,
 )
+from density_softmax.nn.densities.mixtures import whitening
 
 EPS = torch.finfo(torch.float32).eps
 

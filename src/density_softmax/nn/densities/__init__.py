@@ -2,12 +2,8 @@
 
 from density_softmax.nn.densities.base import Density, DensityConfig
 from density_softmax.nn.densities.flows import FlowDensity, RadialDensity, ZukoDensity
-from density_softmax.nn.densities.gaussian import (
-    ClassAwareDensity,
-    GaussianDensity,
-    GaussianMixtureDensity,
-    TiedMixtureDensity,
-)
+from density_softmax.nn.densities.gaussian import ClassAwareDensity, GaussianDensity
+from density_softmax.nn.densities.mixtures import GaussianMixtureDensity, TiedMixtureDensity
 
 __all__ = [
     "ClassAwareDensity",

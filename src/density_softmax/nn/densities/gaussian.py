@@ -16,8 +16,6 @@ from density_softmax.nn.densities.base import Density, DensityConfig, mean_and_v
 from density_softmax.training import Estimate, Stage, Values
 from density_softmax.types import Batch
 
-# Entries of all class covariances together: 8 gigabytes in float32.
-LARGEST = 2**31
 # Features with a smaller norm have no direction.
 SMALLEST_NORM = 1e-12
 # Shrinkages to choose from, besides none; the first is the least that float32 can use.
@@ -77,7 +75,7 @@ class WhitenedDensity(ClosedFormDensity, ABC):
         self.register_buffer("whitening", torch.eye(num_features))
         self.register_buffer("spectrum", torch.ones(num_features))
         self.register_buffer("shrinkage", torch.zeros(()))
-        self.register_buffer("log_height", _log_height(self.whitening))
+        self.register_buffer("log_height", log_height(self.whitening))
 
     def stages(self) -> tuple[Stage, ...]:
         """One pass over training features for Σ, one over held-out features for s."""
@@ -194,8 +192,8 @@ class ClassAwareDensity(WhitenedDensity):
 
     W is turned so that the first coordinates hold all differences between class means, with
     variances b_i between classes. q has the variances 1 + b_i there and 1 elsewhere, so one product
-    gives both:
-    log p − log q = max_c(w_c·y − ½‖w_c‖²) − ½ Σ_i y_i² b_i/(1 + b_i) + ½ Σ_i log(1 + b_i).
+    gives both. With c the nearest class,
+    log p − log q = ½ Σ_i (y_i²/(1 + b_i) − (y_i − w_ci)² + log(1 + b_i)), over these coordinates.
 
     Directions forget the norm of z, and both experts are bounded. So it is no member of the family
     of densities: it stands beside one of z itself, which falls without bound.
@@ -222,8 +220,8 @@ class ClassAwareDensity(WhitenedDensity):
         self.register_buffer("share", torch.full((num_classes,), 1 / num_classes))
         self.register_buffer("location", torch.zeros(num_classes, self.num_turned))
         self.register_buffer("intercept", torch.zeros(num_classes))
-        # What the squares of y and 1 count in each of the experts.
-        self.register_buffer("gather", torch.zeros(num_features, 2))
+        # What counts in each of the experts: squares of y − w_c and of y, and 1.
+        self.register_buffer("gather", torch.zeros(num_features + self.num_turned, 2))
         self.register_buffer("height", torch.zeros(2))
 
     def log_prob_of_floats(self, z: Tensor) -> Tensor:
@@ -233,8 +231,10 @@ class ClassAwareDensity(WhitenedDensity):
     def experts_of_floats(self, z: Tensor) -> Tensor:
         """Both experts, (batch, 2)."""
         y = F.linear(directions(z) - self.center, self.whitening)
-        nearest = F.linear(y[:, : self.num_turned], self.location, self.intercept)
-        return torch.addmm(self.height, y.square(), self.gather) + nearest.amax(-1, keepdim=True)
+        turned, rest = y[:, : self.num_turned], y[:, self.num_turned :]
+        nearest = F.linear(turned, self.location, self.intercept).argmax(-1)
+        parts = torch.cat([turned - self.location[nearest], rest, turned], dim=-1)
+        return torch.addmm(self.height, parts.square(), self.gather)
 
     def sums(self, z: Tensor, y: Tensor) -> Values:
         """Counts and sums of every class, and one sum of outer products, of directions."""
@@ -269,39 +269,21 @@ class ClassAwareDensity(WhitenedDensity):
         self.location.copy_(location)
         self.intercept.copy_(-0.5 * location.square().sum(-1))
         self.intercept[self.share == 0] = -torch.inf
-        explained = F.pad(between / (1 + between), (0, len(W) - self.num_turned))
-        self.gather.copy_(-0.5 * torch.stack([torch.ones_like(explained), explained], dim=-1))
+        self.gather.copy_(self._gather(1 / (1 + between)))
         self.height.copy_(torch.stack([self.log_height.double(), 0.5 * between.log1p().sum()]))
 
+    def _gather(self, unexplained: Tensor) -> Tensor:
+        """How the squares of y − w_c, of the other coordinates, and of y add up to the experts."""
+        distance = -0.5 * torch.ones_like(unexplained)
+        rest = -0.5 * unexplained.new_ones(len(self.whitening) - self.num_turned)
+        first = torch.cat([distance, rest, torch.zeros_like(unexplained)])
+        second = torch.cat([distance, torch.zeros_like(rest), 0.5 * unexplained])
+        return torch.stack([first, second], dim=-1)
 
-def _log_height(whitener: Tensor) -> Tensor:
+
+def log_height(whitener: Tensor) -> Tensor:
     """log|W| − ½ d log 2π, the log density of N(0, (WᵀW)⁻¹) at 0, for triangular W."""
     return whitener.diagonal().log().sum() - 0.5 * len(whitener) * math.log(2 * math.pi)
-
-
-def whitening(covariance: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """A triangular W with W (Σ + δ D) Wᵀ = I, and the smallest δ that allows one.
-
-    D holds the variances of the features over all the data, 1 where there is none, so that δ
-    means the same for features of any scale. A δ is judged on C = D^(−½) Σ D^(−½): a W
-    that is used in float32 needs every eigenvalue of C + δI above half of float32's epsilon. δ
-    is 0 if that is so already, and otherwise the first that works of epsilon · 1, 2, 4, ...
-
-    Args:
-        covariance: Σ, (features, features).
-        variance: of each feature over all the data, (features,).
-    """
-    eps = torch.finfo(torch.float32).eps
-    unit = torch.where(variance > 0, variance, 1.0).sqrt()
-    C = covariance / unit / unit[:, None]
-    identity = torch.eye(len(C), dtype=C.dtype, device=C.device)
-    delta = 0.0
-    # Shifted by the bound, a matrix has a Cholesky factor just if all eigenvalues are above it.
-    while torch.linalg.cholesky_ex(C + (delta - eps / 2) * identity).info:
-        delta = 2 * delta or eps
-    L = torch.linalg.cholesky_ex(C + delta * identity).L
-    W = torch.linalg.solve_triangular(L, identity, upper=False)
-    return W / unit, torch.tensor(delta)
 
 
 def class_sums(z: Tensor, y: Tensor, num_classes: int) -> dict[str, Tensor]:
@@ -319,127 +301,3 @@ def class_sums(z: Tensor, y: Tensor, num_classes: int) -> dict[str, Tensor]:
         )
     member = F.one_hot(y, num_classes).to(z)
     return {"count": member.sum(0), "sum": member.T @ z}
-
-
-class ClassMixture(ClosedFormDensity, ABC):
-    """log p(z) = logsumexp_c(log π_c + log N(z; m_c, Σ_c)), π_c the share of class c.
-
-    A class that has no sample has π_c = 0 and takes no part.
-    """
-
-    center: Tensor
-    log_weight: Tensor
-
-    def __init__(self, num_features: int, num_classes: int) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-        self.register_buffer("center", torch.zeros(num_features))
-        # log π_c plus the log height of the class's Gaussian.
-        height = _log_height(torch.eye(num_features)) - torch.tensor(num_classes).log()
-        self.register_buffer("log_weight", height.repeat(num_classes))
-
-
-@final
-class GaussianMixtureDensity(ClassMixture):
-    """A class mixture with a full covariance for every class.
-
-    W_c whitens class c, and all of them are one matrix product.
-    """
-
-    whitening: Tensor
-    offset: Tensor
-
-    @dataclass(frozen=True)
-    class Config(DensityConfig, kind="gaussian_mixture"):
-        """Attributes: `tied` gives all classes one covariance, that within classes."""
-
-        tied: bool = False
-
-        def build(self, num_features: int, num_classes: int) -> ClassMixture:
-            """An unfitted mixture of a Gaussian per class."""
-            member = TiedMixtureDensity if self.tied else GaussianMixtureDensity
-            return member(num_features, num_classes)
-
-    def __init__(self, num_features: int, num_classes: int) -> None:
-        if num_classes * num_features**2 > LARGEST:
-            raise UserError(
-                f"{num_classes} covariances of {num_features} features take "
-                f"{4 * num_classes * num_features**2 / 1e9:.0f} GB: set the density's tied=true"
-            )
-        super().__init__(num_features, num_classes)
-        self.register_buffer("whitening", torch.eye(num_features).repeat(num_classes, 1, 1))
-        self.register_buffer("offset", torch.zeros(num_classes, num_features))
-
-    def log_prob_of_floats(self, z: Tensor) -> Tensor:
-        """logsumexp_c(log π_c + log N(z; m_c, Σ_c))."""
-        y = F.linear(z - self.center, self.whitening.flatten(0, 1), self.offset.flatten())
-        squared = y.unflatten(-1, self.offset.shape).square().sum(-1)
-        return (self.log_weight - 0.5 * squared).logsumexp(-1)
-
-    def sums(self, z: Tensor, y: Tensor) -> Values:
-        """Counts, sums and sums of outer products of every class."""
-        classes = [z[y == c] for c in range(self.num_classes)]
-        return {
-            **class_sums(z, y, self.num_classes),
-            "outer": torch.stack([v.T @ v for v in classes]),
-        }
-
-    def estimate(self, total: Values) -> None:
-        """Share, mean and covariance of every class."""
-        count, sums, outer = total["count"], total["sum"], total["outer"]
-        center, variance = mean_and_variance(count.sum(), sums.sum(0), outer.sum(0).diagonal())
-        self.center.copy_(center)
-        self.log_weight.fill_(-torch.inf)
-        for c in count.nonzero()[:, 0].tolist():
-            mean = sums[c] / count[c]
-            W, _ = whitening(outer[c] / count[c] - torch.outer(mean, mean), variance)
-            self.whitening[c] = W
-            self.offset[c] = W @ (self.center - mean)
-            self.log_weight[c] = (count[c] / count.sum()).log() + _log_height(W)
-
-
-@final
-class TiedMixtureDensity(ClassMixture):
-    """A class mixture whose Gaussians share the covariance within classes.
-
-    In whitened coordinates y = W(z − center) the classes' scores are linear, as in linear
-    discriminant analysis: s_c = log π_c + w_c·y − ½‖w_c‖². With c the class of the highest,
-    log p(z) = log p(z, c) − log p(c | z), where p(c | z) is the softmax of the scores: no
-    difference of large squares appears.
-    """
-
-    whitening: Tensor
-    location: Tensor
-    intercept: Tensor
-
-    def __init__(self, num_features: int, num_classes: int) -> None:
-        super().__init__(num_features, num_classes)
-        self.register_buffer("whitening", torch.eye(num_features))
-        self.register_buffer("location", torch.zeros(num_classes, num_features))
-        self.register_buffer("intercept", torch.zeros(num_classes))
-
-    def log_prob_of_floats(self, z: Tensor) -> Tensor:
-        """log p(z, c) − log p(c | z) with c the likeliest class."""
-        y = F.linear(z - self.center, self.whitening)
-        scores = F.linear(y, self.location, self.intercept)
-        c = scores.argmax(-1)
-        joint = self.log_weight[c] - 0.5 * (y - self.location[c]).square().sum(-1)
-        return joint - scores.log_softmax(-1).amax(-1)
-
-    def sums(self, z: Tensor, y: Tensor) -> Values:
-        """Counts and sums of every class, and one sum of outer products."""
-        return {**class_sums(z, y, self.num_classes), "outer": z.T @ z}
-
-    def estimate(self, total: Values) -> None:
-        """Shares and means of the classes, and the covariance within them."""
-        count, sums, outer = total["count"], total["sum"], total["outer"]
-        center, variance = mean_and_variance(count.sum(), sums.sum(0), outer.diagonal())
-        self.center.copy_(center)
-        means = sums / count.clamp_min(1)[:, None]
-        W, _ = whitening((outer - means.T @ sums) / count.sum(), variance)
-        self.whitening.copy_(W)
-        # A class without samples has weight log 0, wherever it is.
-        self.location.copy_(torch.where(count[:, None] > 0, means - self.center, 0.0) @ W.T)
-        share = (count / count.sum()).log()
-        self.intercept.copy_(share - 0.5 * self.location.double().square().sum(-1))
-        self.log_weight.copy_(share + _log_height(W))

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from density_softmax.config import ConfigError, Family
 from density_softmax.nn.execution import at_least_float32, full_precision
-from density_softmax.nn.softmax.head import fit_temperature, nll_of_samples
+from density_softmax.nn.softmax.budget import all_rows, cross_scaled, folds, sharpest_decay
+from density_softmax.nn.softmax.head import fit_temperature
 
 # From the indices of some samples to the log densities of all, (samples,): what these are divided
 # by and compared with comes from the given ones alone.
 LogProb = Callable[[Tensor], Tensor]
-# In how many parts the held-out samples judge a decay, each by constants of the other parts.
-FOLDS = 5
 # No budget pays for more than a temperature of e² times the best one.
 LARGEST_LOG_TEMPERATURE = 2.0
 
@@ -133,9 +132,9 @@ class TemperatureScale(Scale):
         best = fit_temperature(logits, y)
         if self.budget == 0:
             return best
-        scaled = _cross_scaled(logits, y)
+        scaled = cross_scaled(logits, y)
         everywhere = torch.ones(len(y), dtype=torch.float64, device=logits.device)
-        decay = _sharpest_decay(everywhere, scaled, y, self.budget, LARGEST_LOG_TEMPERATURE)
+        decay = sharpest_decay(everywhere, scaled, y, self.budget, LARGEST_LOG_TEMPERATURE)
         return best * math.exp(decay)
 
 
@@ -163,7 +162,7 @@ class MaxScale(Scale):
 
     def fit(self, log_prob: LogProb, logits: Tensor, y: Tensor) -> float:
         """The largest training log density."""
-        self.largest.copy_(log_prob(_all(y)).max())
+        self.largest.copy_(log_prob(all_rows(y)).max())
         return 1.0
 
 
@@ -221,7 +220,7 @@ class RangeScale(Scale):
 
     def fit(self, log_prob: LogProb, logits: Tensor, y: Tensor) -> float:
         """The extremes of the training log density."""
-        found = log_prob(_all(y))
+        found = log_prob(all_rows(y))
         # Finite where the density underflowed: all other samples are then at the top of the range.
         self.smallest.copy_(found.min().clamp_min(torch.finfo(torch.float32).min))
         self.largest.copy_(found.max())
@@ -246,7 +245,7 @@ class AveragedRangeScale(Scale):
     def fit(self, log_prob: LogProb, logits: Tensor, y: Tensor) -> float:
         """The range, then the mean over the training data."""
         temperature = self.range.fit(log_prob, logits, y)
-        self.mean.copy_(self.range(log_prob(_all(y))).mean())
+        self.mean.copy_(self.range(log_prob(all_rows(y))).mean())
         return temperature
 
 
@@ -337,13 +336,13 @@ class QuantileScale(Scale):
     def fit(self, log_prob: LogProb, logits: Tensor, y: Tensor) -> float:
         """The decay by cross-fitting, then quantiles and temperature of all samples."""
         stretched = torch.zeros(len(y), dtype=torch.float64, device=logits.device)
-        for inside, outside in _folds(y):
+        for inside, outside in folds(y):
             found = log_prob(inside)
             self._set_quantiles(found[inside])
             stretched[outside] = self._stretch(self.surprise(found[outside])).double()
-        scaled = _cross_scaled(logits, y)
-        self.decay.fill_(_sharpest_decay(stretched, scaled, y, self.budget, self.largest_decay))
-        self._set_quantiles(log_prob(_all(y)))
+        scaled = cross_scaled(logits, y)
+        self.decay.fill_(sharpest_decay(stretched, scaled, y, self.budget, self.largest_decay))
+        self._set_quantiles(log_prob(all_rows(y)))
         return fit_temperature(logits, y)
 
     def _set_quantiles(self, log_prob: Tensor) -> None:
@@ -369,63 +368,3 @@ class QuantileScale(Scale):
 def _check_budget(budget: float) -> None:
     if budget < 0:
         raise ConfigError(f"budget={budget}: choose 0 or more, a share of the held-out NLL")
-
-
-def _all(y: Tensor) -> Tensor:
-    return torch.arange(len(y), device=y.device)
-
-
-def _folds(y: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of indices: samples to take constants from, and others to judge by them.
-
-    Of less than two samples for each fold, all of them are both.
-    """
-    if len(y) < 2 * FOLDS:
-        return [(_all(y), _all(y))]
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(y.device)
-    parts = [order[number::FOLDS] for number in range(FOLDS)]
-    others = [torch.cat(parts[:number] + parts[number + 1 :]) for number in range(FOLDS)]
-    return list(zip(others, parts, strict=True))
-
-
-def _cross_scaled(logits: Tensor, y: Tensor) -> Tensor:
-    """The logits at temperatures that were each fitted to other samples, (samples, classes)."""
-    scaled = logits.double()
-    for inside, outside in _folds(y):
-        scaled[outside] /= fit_temperature(logits[inside], y[inside])
-    return scaled
-
-
-def _sharpest_decay(
-    stretched: Tensor, scaled: Tensor, y: Tensor, budget: float, largest: float
-) -> float:
-    """The largest c for which the factor exp(−c t) is affordable.
-
-    A scan finds the last affordable value, because the NLL may fall before it rises; bisection
-    then refines it.
-
-    Args:
-        stretched: t, (samples,).
-        scaled: the logits that the factors multiply, (samples, classes).
-        y: the true classes, (samples,).
-        budget: the share of the NLL at c = 0 that may be given up.
-        largest: the largest c.
-    """
-    before = nll_of_samples(scaled, y)
-
-    def affordable(decay: float) -> bool:
-        factor = torch.exp(-decay * stretched)[:, None]
-        cost = nll_of_samples(factor * scaled, y) - before
-        error = cost.std(correction=0) / math.sqrt(len(cost))
-        return bool(cost.mean() + error <= budget * before.mean())
-
-    # Never 0: one far outlier in the data must not cost the limit far away.
-    grid = [1e-12, *(largest * 10 ** (-exponent / 4) for exponent in range(16, -1, -1))]
-    last = max((i for i, decay in enumerate(grid) if affordable(decay)), default=0)
-    if last == len(grid) - 1:
-        return grid[-1]
-    low, high = grid[last], grid[last + 1]
-    for _ in range(20):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if affordable(middle) else (low, middle)
-    return low
