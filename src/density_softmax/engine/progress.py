@@ -39,7 +39,8 @@ class Bars:
         trace: TracebackType | None,
     ) -> None:
         """Stop drawing, whatever happened."""
-        self._progress.stop()
+        if not self._progress.disable:  # up to rich 14, stopping a silent one prints a line
+            self._progress.stop()
 
     def add(self, name: str, steps: int, done: int = 0) -> Bar:
         """A new bar of so many steps."""
