@@ -43,7 +43,7 @@ def test_arguments_reach_the_flow() -> None:
 
 
 def test_an_unknown_flow_lists_those_there_are() -> None:
-    with pytest.raises(UserError, match=r"unknown zuko flow 'NFS'; there are: BPF, .*MAF.*NSF"):
+    with pytest.raises(UserError, match=r"flow 'NFS'; did you mean 'NSF'\? there are: BPF, .*MAF"):
         build("NFS")
     with pytest.raises(UserError, match="unknown zuko flow 'Flow'"):
         build("Flow")

@@ -208,7 +208,8 @@ class Pt2Artifact(Artifact):
 
     @cached_property
     def _module(self) -> nn.Module:
-        return torch.export.load(io.BytesIO(self._saved({}))).module()
+        with quiet():  # torch 2.9 warns of a buffer of its own
+            return torch.export.load(io.BytesIO(self._saved({}))).module()
 
     def content(self, card: Card) -> bytes:
         """The archive."""

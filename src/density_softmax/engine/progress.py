@@ -52,7 +52,8 @@ class Bars:
         trace: TracebackType | None,
     ) -> None:
         """Stop drawing, whatever happened."""
-        self._progress.stop()
+        if not self._progress.disable:  # up to rich 14, stopping a silent one prints a line
+            self._progress.stop()
         self._draw(final=True)
 
     def add(self, name: str, steps: int, done: int = 0) -> Bar:
