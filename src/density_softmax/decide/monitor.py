@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, NamedTuple, final
+from typing import IO, Any, NamedTuple, final
 
 import numpy as np
 
@@ -118,23 +118,41 @@ class Monitor:
             Whether there is an alarm.
         """
         scores = Scores.of(prediction)
-        given = {name: _scores(name, values) for name, values in (experts or {}).items()}
-        columns = scores.watched | given
-        self._check(columns, len(scores.finite))
-        paths = {
-            name: self.watches[name].update(values, self._rng(name))
-            for name, values in columns.items()
-        }
+        self.update_scores(scores.epistemic, scores.confidence, experts)
+        if labels is not None:
+            self.add_labels(prediction, labels)
+        return self.alarm
+
+    def update_scores(self, epistemic: Any, confidence: Any, experts: Any = None) -> bool:
+        """Read the next inputs of a stream of which only two numbers each were kept.
+
+        Args:
+            epistemic: scores, (rows,).
+            confidence: probabilities of the likeliest classes, (rows,).
+            experts: as for `update`.
+
+        Returns:
+            Whether there is an alarm.
+        """
+        numbers = {"epistemic": epistemic, "confidence": confidence, **(experts or {})}
+        columns = {name: _scores(name, values) for name, values in numbers.items()}
+        self._check(columns)
+        finite = np.isfinite(columns["epistemic"]) & np.isfinite(columns["confidence"])
+        sure = columns["confidence"][finite]
+        columns["epistemic"] = np.where(finite, columns["epistemic"], np.inf)
+        columns["confidence"] = np.where(finite, 1 - columns["confidence"], np.inf)
+        self._raise_alarm({k: self.watches[k].update(v, self._rng(k)) for k, v in columns.items()})
+        self.inputs += len(finite)
+        self.not_finite += int((~finite).sum())
+        self._remember(sure)
+        return self.alarm
+
+    def _raise_alarm(self, paths: Mapping[str, Floats]) -> None:
+        """By the evidence of each score after each input."""
         highest = np.max([paths[name] for name in ALARMING], axis=0) - math.log(len(ALARMING))
         found = np.flatnonzero(highest >= -math.log(self.false_alarms))
         if self.alarmed_at is None and len(found):
             self.alarmed_at = self.inputs + int(found[0]) + 1
-        self.inputs += len(scores.finite)
-        self.not_finite += int((~scores.finite).sum())
-        self._remember(scores.confidence[scores.finite])
-        if labels is not None:
-            self.add_labels(prediction, labels)
-        return self.alarm
 
     def add_labels(self, prediction: Any, labels: Any) -> None:
         """Labels that arrive after their inputs were read by `update`.
@@ -214,7 +232,7 @@ class Monitor:
         if not monitors:
             raise UserError("no monitors to merge: pass those of the replicas")
         first = monitors[0]
-        if any(not first._is_replica(other) for other in monitors):
+        if any(not first.is_replica(other) for other in monitors):
             raise UserError("monitors of different policies or settings cannot be merged")
         merged = cls.from_dict(first.to_dict())
         for name in first.watches:
@@ -228,10 +246,33 @@ class Monitor:
             merged.alarmed_at = merged.inputs
         return merged
 
-    def _is_replica(self, other: Monitor) -> bool:
+    def is_replica(self, other: Monitor) -> bool:
+        """Whether another monitor has the same calibration samples and settings."""
         same = (self.false_alarms, list(self.watches)) == (other.false_alarms, list(other.watches))
         pairs = zip(self.watches.values(), other.watches.values(), strict=False)
         return same and all(a.start.to_dict() == b.start.to_dict() for a, b in pairs)
+
+    def draw(self, target: str | Path | IO[str]) -> None:
+        """Draw evidence and estimated accuracy over the stream, as SVG.
+
+        Args:
+            target: the file to write, such as stream.svg.
+        """
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        inputs, evidence, accuracy = zip(*self.history or [Point(0, 0.0, math.nan)], strict=True)
+        upper.plot(inputs, evidence, color="#0072b2")
+        upper.axhline(-math.log(self.false_alarms), color="#d55e00", linestyle="--")
+        upper.set_ylabel("evidence of a change")
+        lower.plot(inputs, [100 * value for value in accuracy], color="#0072b2")
+        lower.axhline(100 * self.reliability.accuracy, color="#8a929a", linestyle=":")
+        lower.set(xlabel="inputs", ylabel="estimated accuracy, %")
+        if self.alarmed_at is not None:
+            upper.axvline(self.alarmed_at, color="#d55e00")
+            lower.axvline(self.alarmed_at, color="#d55e00")
+        figure.savefig(target, format="svg", metadata={"Date": None})
 
     def __repr__(self) -> str:
         state = f"alarm at input {self.alarmed_at}" if self.alarm else "no alarm"
@@ -294,15 +335,16 @@ class Monitor:
         """Random numbers that depend on how far the stream is, so that no state is kept."""
         return np.random.default_rng([self.seed, self.inputs, *name.encode()])
 
-    def _check(self, columns: Mapping[str, Floats], rows: int) -> None:
+    def _check(self, columns: Mapping[str, Floats]) -> None:
         if set(columns) != set(self.watches):
             raise UserError(
                 f"experts {', '.join(sorted(set(columns) - set(ALARMING))) or 'none'}: this "
                 f"monitor has {', '.join(list(self.watches)[len(ALARMING) :]) or 'none'}"
             )
-        for name, values in columns.items():
-            if values.shape != (rows,):
-                raise UserError(f"'{name}' of shape {values.shape} for {rows} rows: pass one each")
+        lengths = {name: len(values) for name, values in columns.items()}
+        if len(set(lengths.values())) > 1:
+            said = ", ".join(f"{length} of {name}" for name, length in lengths.items())
+            raise UserError(f"{said}: pass a number of each per row")
 
     def _remember(self, sure: Floats) -> None:
         """Add to the window and to the history, and keep both short."""
