@@ -264,6 +264,13 @@ def test_merged_replicas_ever_alarm_at_most_as_often_as_allowed():
     assert alarms <= stats.binom.ppf(0.999, 100, rate)
 
 
+def test_an_empty_batch_changes_nothing():
+    monitor = ds.Monitor(policy())
+    before = monitor.to_dict()
+    assert not monitor.update(sample(0, 1)[0])
+    assert monitor.to_dict() == before
+
+
 def test_a_monitor_needs_calibration_samples():
     class Model:
         def predict(self, x):

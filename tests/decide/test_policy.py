@@ -211,6 +211,15 @@ def test_a_saved_policy_with_weights_decides_as_before():
     assert "count as" in found.summary()
 
 
+def test_rows_that_are_not_finite_get_all_labels_under_a_shift():
+    target, _ = sample(500, 1, shift=0.3)
+    found = ds.Policy.fit(None, sample(500), coverage=0.9, target=target)
+    broken = target._replace(epistemic=np.where(np.arange(500) < 5, np.nan, target.epistemic))
+    decided = found(broken)
+    assert decided.sets[:5].all()
+    assert (decided.sets[5:] == found(target).sets[5:]).all()
+
+
 def test_a_policy_stays_small():
     assert len(json.dumps(policy(20_000).to_dict())) < 200_000
 
@@ -241,6 +250,10 @@ def test_data_that_make_no_sense_are_refused():
     p, y = sample(100)
     with pytest.raises(UserError, match="labels are integers from 0 to 4"):
         ds.Policy.fit(None, (p, y + 1))
+    with pytest.raises(UserError, match=r"a tuple \(inputs, labels\)"):
+        ds.Policy.fit(None, [p])
+    with pytest.raises(UserError, match="nearly all samples are unknown"):
+        ds.Policy.fit(None, (p, y), max_error=0.1, false_alarms=0.99)
     with pytest.raises(UserError, match="99 labels for 100 rows"):
         ds.Policy.fit(None, (p, y[1:]))
     with pytest.raises(UserError, match="pass a softmax"):

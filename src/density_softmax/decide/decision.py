@@ -107,9 +107,8 @@ def labelled(model: Any, data: Any) -> tuple[Scores, Ints]:
         model: has `predict`; None if predictions are passed.
         data: a pair (inputs, labels) or batches of such pairs; (prediction, labels) without model.
     """
-    batches = [data] if model is None else _batches(data)
     parts, labels = [], []
-    for x, y in batches:
+    for x, y in [_pair(data)] if model is None else _batches(data):
         parts.append(Scores.of(x if model is None else model.predict(x)))
         labels.append(as_floats(y).reshape(-1))
         if len(labels[-1]) != len(parts[-1].finite):
@@ -140,12 +139,23 @@ def unlabelled(model: Any, data: Any) -> Scores:
 def _batches(data: Any) -> Iterator[tuple[Any, Any]]:
     """A pair in pieces that fit into memory, or the batches of a loader."""
     if not isinstance(data, tuple):
-        yield from data
+        yield from map(_pair, data)
         return
-    x, y = data
+    x, y = _pair(data)
     for start in range(0, len(x), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         yield x[rows], y[rows]
+
+
+def _pair(data: Any) -> tuple[Any, Any]:
+    try:
+        x, y = data
+    except (TypeError, ValueError):
+        raise UserError(
+            "calibration data are a tuple (inputs, labels), batches of such tuples, or a tuple "
+            "(prediction, labels) without a model"
+        ) from None
+    return x, y
 
 
 def _checked_labels(labels: Floats, classes: int) -> Ints:

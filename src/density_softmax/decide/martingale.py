@@ -20,7 +20,7 @@ POWERS = np.array([0.1, 0.25, 0.5, 0.75])
 SLOPES = np.array([-1.0, -0.5, 0.5, 1.0])
 # A bet on the histogram of the p-values so far: its bins, its caution, and how fast it forgets.
 BINS, PRIOR, MEMORY = 10, 5.0, 500.0
-MOST_AT_ONCE = 256  # of p-values
+MOST_AT_ONCE = 256  # inputs
 NUM_BETS = len(POWERS) + len(SLOPES) + 1
 
 
@@ -135,8 +135,7 @@ class Bets:
         Returns:
             The log of the capital after each, (..., inputs).
         """
-        parts = np.array_split(p, range(MOST_AT_ONCE, p.shape[-1], MOST_AT_ONCE), axis=-1)
-        return np.concatenate([self._bet(part) for part in parts], axis=-1)
+        return np.concatenate([self._bet(part) for part in _parts(p)], axis=-1)
 
     def _bet(self, p: Floats) -> Floats:
         """The capital on a bet is A_t = (A_{t−1} + S_t) f_t, where S_t begins to bet at step t.
@@ -216,7 +215,8 @@ class Watch:
 
     def update(self, scores: Floats, rng: np.random.Generator) -> Floats:
         """The evidence after each of the next inputs, (inputs,)."""
-        return self.bets.update(self.bag.p_values(scores, rng))
+        parts = _parts(scores)
+        return np.concatenate([self.bets.update(self.bag.p_values(part, rng)) for part in parts])
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -237,6 +237,12 @@ class Watch:
         steps, loss = sum(watch.bets.steps for watch in watches), math.log(len(watches))
         bets = Bets(steps, best.asleep - loss, best.awake - loss, best.histogram)
         return cls(start, Bag(start.edges, start.breaks, counts), bets)
+
+
+def _parts(values: Floats) -> list[Floats]:
+    """Pieces that fit into memory and do not underflow."""
+    edges = range(MOST_AT_ONCE, values.shape[-1], MOST_AT_ONCE)
+    return np.array_split(values, edges, axis=-1)
 
 
 def _edge_ranks(count: int, most: int) -> Ints:

@@ -137,6 +137,8 @@ class Monitor:
         numbers = {"epistemic": epistemic, "confidence": confidence, **(experts or {})}
         columns = {name: _scores(name, values) for name, values in numbers.items()}
         self._check(columns)
+        if not len(columns["epistemic"]):
+            return self.alarm
         finite = np.isfinite(columns["epistemic"]) & np.isfinite(columns["confidence"])
         sure = columns["confidence"][finite]
         columns["epistemic"] = np.where(finite, columns["epistemic"], np.inf)

@@ -223,8 +223,10 @@ class Policy:
         if self.sets is None:
             return None
         if weights is None and self.shift is not None:
-            found = self.shift(scores.features if features is None else as_floats(features))
-            weights = np.where(scores.finite, found, np.inf)
+            known = scores.features if features is None else as_floats(features)
+            readable = scores.finite & np.isfinite(known).all(axis=1)
+            found = self.shift(np.where(readable[:, None], known, self.shift.center))
+            weights = np.where(readable, found, np.inf)  # infinite: a set of all labels
         numbers = None if weights is None else as_floats(weights)
         sets = self.sets.helpful(scores.probs, numbers)
         sets[unknown] = True

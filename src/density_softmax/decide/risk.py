@@ -148,6 +148,8 @@ class Abstention:
             unknown: samples that may not be answered, besides the n; they count for coverage.
             seed: decides which samples fix the sequence.
         """
+        if len(scores) < 2:
+            raise GuaranteeError(f"max_error={max_error:g}: nearly all samples are unknown")
         samples = scores, wrong, unknown, seed
         curve, passed = _tested(*samples, max_error, confidence)
         if passed == 0:
