@@ -211,6 +211,19 @@ def test_a_saved_policy_with_weights_decides_as_before():
     assert "count as" in found.summary()
 
 
+@pytest.mark.parametrize("weights", ["classifier", "density", np.ones(500)])
+def test_samples_that_are_not_finite_get_no_weight(weights):
+    p, y = sample(500)
+    broken = p._replace(epistemic=np.where(np.arange(500) < 5, np.nan, p.epistemic))
+    clean = Predicted(*(values[5:] for values in p))
+    target, _ = sample(500, 1, shift=0.3)
+    options = {"coverage": 0.9, "target": target}
+    found = ds.Policy.fit(None, (broken, y), weights=weights, **options)
+    short = weights if isinstance(weights, str) else weights[5:]
+    again = ds.Policy.fit(None, (clean, y[5:]), weights=short, **options)
+    assert found.sets.to_dict() == again.sets.to_dict()
+
+
 def test_rows_that_are_not_finite_get_all_labels_under_a_shift():
     target, _ = sample(500, 1, shift=0.3)
     found = ds.Policy.fit(None, sample(500), coverage=0.9, target=target)

@@ -179,8 +179,10 @@ class Policy:
             aim = as_floats(target) if goal is None else goal.features[goal.finite]
             ratio = DensityRatio.of(source[finite], aim, weights)  # type: ignore[arg-type]
             numbers = ratio
-        found = as_floats(numbers(source) if callable(numbers) else numbers)
-        used = checked_weights(found[finite], int(finite.sum()), coverage)
+        given = numbers(source[finite]) if callable(numbers) else as_floats(numbers)
+        if not callable(numbers) and len(given) == len(finite):
+            given = given[finite]
+        used = checked_weights(as_floats(given), int(finite.sum()), coverage)
         sets = fitted_sets(self.settings, scores.rows(finite), labels[finite], used)
         return Policy(**{**vars(self), "sets": sets, "shift": ratio})
 
