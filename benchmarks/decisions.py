@@ -173,6 +173,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--models", type=Path, metavar="DIR", help="safetensors; --data if not given"
     )
+    parser.add_argument("--train", type=int, help="training images to read; all if not given")
     parser.add_argument("--images", type=int, help="how many to report on; all if not given")
     parser.add_argument("--corruptions", type=int, help="how many of the 15; all if not given")
     parser.add_argument("--repeats", type=int, default=20, help="streams per shift")

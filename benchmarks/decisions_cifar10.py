@@ -5,18 +5,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.progress import track
+from safetensors.torch import load_file
 from scipy.stats import ks_2samp
 
 import density_softmax as ds
+from cifar_resnet_accuracy import depth_of, load_classifier
 from density_softmax.data import ArraySource
 from density_softmax.data.corruptions import corrupt
 from density_softmax.decide.conformal import GuaranteeError
 from density_softmax.engine import EngineConfig, fit
+from density_softmax.engine.passes import collect
+from density_softmax.engine.runtime import start
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.softmax.scale import ConstantScale, TemperatureScale
@@ -24,7 +29,7 @@ from density_softmax.posthoc import around
 from density_softmax.recipes.attach import closed_form
 from density_softmax.runs.rows import write_rows
 from density_softmax.types import Row, Source
-from posthoc_cifar10 import BATCH_SIZE, EXAMPLE, LAYERS, Images, Network, predict
+from posthoc_cifar10 import BATCH_SIZE, EXAMPLE, LAYERS, Images, predict
 
 NUM_POLICY, NUM_BEFORE, COVERAGE, FALSE_ALARMS = 2000, 1000, 0.95, 0.01
 SEVERITIES, WINDOW = (1, 3, 5), 100
@@ -52,67 +57,79 @@ class Labelled:
         return len(self.y)
 
 
+class Network:
+    """A trained network, and its features: the last ones and, behind them, those of layers."""
+
+    def __init__(self, file: Path, engine: EngineConfig) -> None:
+        self.state = load_file(file)
+        self.name = f"resnet{depth_of(self.state)}"
+        self.engine, self.fabric = engine, start(engine)
+        self.reader = self.around(closed_form(LAYERS))
+
+    def around(self, config: DensitySoftmax.Config) -> DensitySoftmax:
+        """A method that is not fitted yet, around a copy of the network."""
+        return around(Headless(load_classifier(self.state), "1"), config, EXAMPLE)
+
+    def features(self, source: Source) -> ArraySource:
+        """Of a set, with its labels."""
+        rows = collect(
+            self.fabric,
+            source,
+            lambda batch: {"z": self.reader.features(batch.x), "y": batch.y},
+            batch_size=BATCH_SIZE,
+        )
+        return ArraySource(rows["z"], rows["y"])
+
+    def methods(self, train: Source, calibration: Source) -> dict[str, DensitySoftmax]:
+        """Plain softmax, temperature scaling and Density-Softmax, from the same features."""
+        base = closed_form(LAYERS)
+        known = {"train": self.features(train), "heldout": self.features(calibration)}
+        methods = {
+            "deterministic": dataclasses.replace(base, scale=ConstantScale.Config(1.0)),
+            "temperature_scaling": dataclasses.replace(base, scale=TemperatureScale.Config()),
+            "density_softmax": base,
+        }
+        found = {name: self.around(config) for name, config in methods.items()}
+        for method in found.values():
+            sets = train, calibration
+            fit(method, *sets, features=known, engine=self.engine, progress=False)
+        return found
+
+
 def measure(args: argparse.Namespace) -> None:
     """Measure every network and write rows."""
     torch.set_num_threads(args.threads)
     engine = EngineConfig(accelerator="cpu", predict_batch_size=BATCH_SIZE)
     images = Images(args.data, args.seed, None)
-    files = sorted((args.models or args.data).glob("*.safetensors"))
     rows: list[Row] = []
-    for file in files:
-        network = Network(file, images, engine)
-        rows += _network_rows(network, images, engine, args)
+    for file in sorted((args.models or args.data).glob("*.safetensors")):
+        rows += _network_rows(Network(file, engine), images, args)
         write_rows(args.out / "rows.csv", rows)
     print(summary(rows))
     print(args.out / "rows.csv")
 
 
-def _network_rows(
-    network: Network, images: Images, engine: EngineConfig, args: argparse.Namespace
-) -> list[Row]:
+def _network_rows(network: Network, images: Images, args: argparse.Namespace) -> list[Row]:
     """Every number of one network."""
-    methods = _methods(network, images, engine)
+    train = images.train
+    assert isinstance(train, ArraySource)
+    train = ArraySource(train.x[: args.train], train.y[: args.train], train.preparation)
+    methods = network.methods(train, images.calibration)
     rows: list[Row] = []
     judges: dict[str, Judge] = {}
     kinds = images.corruptions[: args.corruptions]
     total = 2 + len(kinds) * len(SEVERITIES)
-    sets = track(_sets(images, args.images, kinds), description=network.name, total=total)
-    for split, source in sets:
+    sets = _sets(images, args.images, kinds)
+    for split, source in track(sets, description=network.name, total=total):
         features = network.features(source)
         for name, method in methods.items():
             found = Labelled(predict(method, features.x), features.y)
-            judge = judges.setdefault(name, Judge(found, args.repeats, args.seed))
-            for metric, value in judge.values(split, found).items():
+            if name not in judges:
+                judges[name] = Judge(found, args.repeats, args.seed)
+            for metric, value in judges[name].values(split, found).items():
                 recipe = f"decisions_cifar10/{network.name}"
                 rows.append(Row(recipe, name, "", args.seed, split, metric, value))
     return rows
-
-
-def _methods(network: Network, images: Images, engine: EngineConfig) -> dict[str, DensitySoftmax]:
-    """Plain softmax, temperature scaling and Density-Softmax, from the same features."""
-    base = closed_form(LAYERS)
-    configs = {
-        "deterministic": dataclasses.replace(base, scale=ConstantScale.Config(1.0)),
-        "temperature_scaling": dataclasses.replace(base, scale=TemperatureScale.Config()),
-        "density_softmax": base,
-    }
-    known = {
-        name: network.features(source)
-        for name, source in (("train", images.train), ("heldout", images.calibration))
-    }
-    methods = {}
-    for name, config in configs.items():
-        method = around(Headless(network.copy(), "1"), config, EXAMPLE)
-        fit(
-            method,
-            images.train,
-            images.calibration,
-            features=known,
-            engine=engine,
-            progress=False,
-        )
-        methods[name] = method
-    return methods
 
 
 def _sets(images: Images, count: int | None, kinds: Sequence[str]) -> Iterator[tuple[str, Source]]:
@@ -239,10 +256,10 @@ class Judge:
         """
         known = self.calibration[0].epistemic.numpy()
         windows = range(0, len(stream) - WINDOW + 1, WINDOW)
-        for start in windows:
-            p_value = ks_2samp(known, stream[start : start + WINDOW]).pvalue
+        for begin in windows:
+            p_value = ks_2samp(known, stream[begin : begin + WINDOW]).pvalue
             if p_value < FALSE_ALARMS / len(windows):
-                return start + WINDOW
+                return begin + WINDOW
         return None
 
 
