@@ -174,7 +174,7 @@ class Judge:
     def values(self, split: str, found: Labelled) -> Values:
         """Everything about one set."""
         rows = self.test if split == "iid" else np.arange(len(found))
-        values = {"inputs_to_alarm": 0.0} if split == "iid" else self.delays(found)
+        values = self.false_alarms() if split == "iid" else self.delays(found)
         values |= self.actions(found.pair(rows), with_labels=split != "svhn")
         if split == "svhn":
             return values
@@ -231,6 +231,14 @@ class Judge:
             values[f"set_size:{weights}"] = float(sets.sum(1).mean())
         return values
 
+    def false_alarms(self) -> Values:
+        """The share of streams of clean images that ever raise an alarm."""
+        rng, alarms = np.random.default_rng(self.seed), []
+        for repeat in range(self.repeats):
+            monitor = ds.Monitor(self.policy, FALSE_ALARMS, seed=repeat)
+            alarms.append(monitor.update(self.iid.rows(rng.permutation(self.test))))
+        return {"alarms": float(np.mean(alarms))}
+
     def delays(self, found: Labelled) -> Values:
         """Inputs after a change until the alarm, by monitor and by windowed tests: medians."""
         rng = np.random.default_rng(self.seed)
@@ -271,7 +279,7 @@ def _delay(alarmed_at: int | None, before: int) -> float:
 
 
 def summary(rows: list[Row]) -> str:
-    """Means over corruptions by severity, a line per method, in Markdown."""
+    """Medians over corruptions by severity, without those refused, in Markdown."""
     metrics = list(dict.fromkeys(row.metric for row in rows))
     lines = [f"| set | method | {' | '.join(metrics)} |", "|---" * (len(metrics) + 2) + "|"]
     groups: dict[tuple[str, str], dict[str, list[float]]] = {}
@@ -280,6 +288,7 @@ def summary(rows: list[Row]) -> str:
         key = parts[0] if len(parts) == 1 else f"severity {parts[2]}"
         groups.setdefault((key, row.method), {}).setdefault(row.metric, []).append(row.value)
     for (key, method), found in groups.items():
-        cells = [f"{np.median(found[m]):.3g}" if m in found else "" for m in metrics]
+        known = {name: [v for v in values if v == v] for name, values in found.items()}
+        cells = [f"{np.median(known[m]):.3g}" if known.get(m) else "" for m in metrics]
         lines.append(f"| {key} | {method} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -116,6 +116,17 @@ def test_sets_for_answered_inputs_cover_those():
     assert 0.98 - error <= np.mean(covered) <= 0.98 + 1 / 250 + error
 
 
+def test_sets_of_a_confident_model_are_small_by_default():
+    world, y = gaussians(2000, np.random.default_rng(13), sharpness=20.0)
+    sizes = {}
+    for score in ("lac", "aps", "raps"):
+        found = ds.Policy.fit(None, sample(2000, 14, sharpness=20.0), coverage=0.9, score=score)
+        sets = found(world).sets
+        assert sets[np.arange(2000), y].mean() >= 0.88
+        sizes[score] = sets.sum(1).mean()
+    assert max(sizes.values()) < 1.5 * sizes["lac"]
+
+
 def test_weights_from_target_data_restore_coverage():
     """Inputs move towards where classes meet; labels given inputs stay what they were."""
 
@@ -191,7 +202,7 @@ def test_samples_that_are_not_finite_fit_nothing_and_are_counted():
     assert found.sets.to_dict() == again.sets.to_dict()
 
 
-@pytest.mark.parametrize("options", [{}, {"score": "aps", "randomised": True, "classwise": True}])
+@pytest.mark.parametrize("options", [{}, {"score": "aps", "classwise": True}])
 def test_a_saved_policy_decides_as_before(tmp_path, options):
     found, (p, _) = policy(3000, **options), sample(500, 1)
     found.save(tmp_path / "policy.json")

@@ -35,7 +35,7 @@ class Settings:
     false_alarms: float | None = None
     score: Literal["lac", "aps", "raps"] = "lac"
     classwise: bool = False
-    randomised: bool = False
+    randomised: bool = True
     sets_for: Literal["all", "answered"] = "all"
     seed: int = 0
 

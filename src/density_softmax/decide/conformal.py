@@ -43,7 +43,8 @@ class LabelScore:
         kind: one of these.
         randomised: count only a random share of p(y) itself in aps and raps. Sets become smaller
             and their coverage exact. The share is a hash of the probabilities, so that the same
-            input gets the same set every time.
+            ones get the same set every time. Without it, a confident model's scores are nearly
+            all 1, and its sets hold most labels.
         penalty: of raps, per rank.
         free_ranks: of raps, labels without a penalty.
     """

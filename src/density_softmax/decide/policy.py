@@ -81,7 +81,7 @@ class Policy:
         false_alarms: float | None = None,
         score: Literal["lac", "aps", "raps"] = "lac",
         classwise: bool = False,
-        randomised: bool = False,
+        randomised: bool = True,
         sets_for: Literal["all", "answered"] = "all",
         target: Any = None,
         weights: Literal["classifier", "density"] | Callable[[Any], Any] | Any = "classifier",
@@ -106,7 +106,8 @@ class Policy:
             false_alarms: share of inputs like the samples that may be called unknown.
             score: of labels in sets: `lac` makes the smallest, `aps` and `raps` adapt their size.
             classwise: cover every class with probability `coverage`, not only all together.
-            randomised: of aps and raps: smaller sets with exact coverage.
+            randomised: of aps and raps: smaller sets with exact coverage. The same probabilities
+                get the same set. Without it, sets of a confident model hold most labels.
             sets_for: `all` covers inputs on average, whatever is done with them; `answered`
                 covers the answered ones, and uses one half of the samples for that and the other
                 for `max_error`.
