@@ -16,7 +16,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = (
     ("errors", "lazy"),
     ("files", "config"),
-    ("types", "serve"),
+    ("types", "serve", "decide"),
     ("training",),
     ("nn", "data", "metrics"),
     ("methods",),
@@ -88,7 +88,8 @@ def test_a_method_never_imports_another():
 def test_serving_imports_nothing_that_trains():
     code = "import sys; sys.meta_path.insert(0, type('No', (), {'find_spec': staticmethod(\n"
     code += "    lambda name, *_: 1 / 0 if name == 'torch' else None)}))\n"
-    code += "from density_softmax.serve import card, inputs, outputs, predictor, stream"
+    code += "from density_softmax.serve import card, inputs, outputs, predictor, stream\n"
+    code += "from density_softmax.decide import monitor, policy"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

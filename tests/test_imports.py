@@ -57,24 +57,22 @@ def test_a_model_needs_torch_and_no_other_heavy_package(name):
     assert not modules & HEAVY
 
 
-def test_serving_uses_no_other_room():
-    folder = Path(density_softmax.__file__).parent / "serve"
+@pytest.mark.parametrize("room", ["serve", "decide"])
+def test_serving_and_deciding_use_no_other_room(room):
+    folder = Path(density_softmax.__file__).parent / room
     used = set()
     for file in folder.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 used.add(node.module)
     ours = {name for name in used if name.startswith("density_softmax")}
-    files = {
-        "density_softmax.files",
-        "density_softmax.files.arrays",
-        "density_softmax.files.tables",
-    }
+    files = {f"density_softmax.files{part}" for part in ("", ".arrays", ".tables")}
     allowed = {"density_softmax.errors", "density_softmax", *files}
-    assert ours - allowed == {name for name in ours if name.startswith("density_softmax.serve.")}
+    assert ours - allowed == {n for n in ours if n.startswith(f"density_softmax.{room}.")}
 
 
-def test_a_predictor_needs_numpy_alone():
-    code, said, modules = run("import density_softmax as ds; ds.Predictor")
+@pytest.mark.parametrize("name", ["Predictor", "Policy", "Decision", "Monitor"])
+def test_predictors_policies_and_monitors_need_numpy_alone(name):
+    code, said, modules = run(f"import density_softmax as ds; ds.{name}")
     assert code == 0, said
     assert not modules & {"torch", "PIL", *HEAVY}

@@ -79,11 +79,39 @@ def compared_model():
     return {**trained_model(), **loaders, "svhn_loader": 9 * torch.randn(50, 3, 8, 8)}
 
 
+class CornersModel:
+    """Five classes around the corners of a simplex, told apart too sharply."""
+
+    def predict(self, x):
+        entropy = torch.distributions.Categorical(logits=2.5 * x).entropy()
+        return ds.Prediction((2.5 * x).softmax(1), entropy, (x - 0.5).square().sum(1))
+
+
+def corners(count, shift=0.0):
+    y = torch.randint(5, (count,))
+    return torch.randn(count, 5) + 2.5 * torch.eye(5)[y] + shift, y
+
+
+def decisions():
+    """What a reader has who wants to act on predictions."""
+    x_valid, y_valid = corners(2000)
+    x = torch.zeros(5, 5)
+    x[range(4), [2, 1, 0, 1]] = torch.tensor([2.5, 2.5, 2.5, 0.5])
+    x[3, 0], x[4, 3] = 0.4, 40.0  # torn between two classes, and far away
+    given = {"x_today": 1000, "x_elsewhere": 1000}
+    found = {name: corners(count)[0] for name, count in given.items()}
+    found["x_elsewhere"] = found["x_elsewhere"][found["x_elsewhere"].amax(1) < 3]
+    x_tomorrow, x_new = corners(200, 1.0)[0], corners(500)
+    data = {"x_valid": x_valid, "y_valid": y_valid, "x_new": x_new[0], "y_new": x_new[1]}
+    return {"model": CornersModel(), "x": x, "x_tomorrow": x_tomorrow, **data, **found}
+
+
 # The names that a page takes for granted. The others take none.
 GIVEN = {
     "README.md": lambda: {**trained_model(), **table()},
     "docs/attach.md": trained_model,
     "docs/compare.md": compared_model,
+    "docs/decisions.md": decisions,
     "docs/deployment.md": attached_model,
 }
 

@@ -1,0 +1,188 @@
+"""The command that watches a stream of predictions. It needs no torch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from density_softmax.decide.monitor import Monitor
+from density_softmax.decide.policy import Policy
+from density_softmax.errors import DataError, UserError
+from density_softmax.files import write_text
+
+COLUMNS = ("epistemic", "confidence")
+ROWS_AT_ONCE = 1000
+
+
+def run_monitor(
+    model: Path,
+    stream: Path,
+    state: Path,
+    false_alarms: float,
+    out: Path | None,
+    reset: bool,
+    console: Console,
+) -> bool:
+    """Read a stream of predictions, keep the state, and show what is known.
+
+    Args:
+        model: the policy of the model.
+        stream: a .csv or .jsonl file that `predict` wrote; - is the standard input.
+        state: the file of the monitor.
+        false_alarms: of a monitor that begins.
+        out: a folder for the page and the figure; None writes none.
+        reset: begin again after an alarm.
+        console: where the result is shown.
+
+    Returns:
+        Whether there is an alarm.
+    """
+    monitor = _opened(model, state, false_alarms)
+    if reset:
+        monitor.reset()
+    for epistemic, confidence in _batches(stream):
+        monitor.update_scores(epistemic, confidence)
+    monitor.save(state)
+    table = Table(box=box.SIMPLE, show_header=False)
+    for name, value in summary(monitor).items():
+        table.add_row(name, value)
+    console.print(table)
+    if out is not None:
+        console.print(f"page: {write_page(monitor, out)}", soft_wrap=True)
+    return monitor.alarm
+
+
+def summary(monitor: Monitor) -> dict[str, str]:
+    """What is known, in words.
+
+    Args:
+        monitor: after some inputs.
+    """
+    accuracy, needed = monitor.accuracy, -math.log(monitor.false_alarms)
+    alarm = "no alarm"
+    if monitor.alarm:
+        alarm = f"ALARM, at input {monitor.alarmed_at}"
+    found = {
+        "inputs": f"{monitor.inputs:,}, {monitor.not_finite:,} of them not finite",
+        "has the world changed?": alarm,
+        "evidence": f"{monitor.evidence:.2f}, an alarm at {needed:.2f}",
+        "estimated accuracy": f"{accuracy.value:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})",
+        "accuracy when calibrated": f"{monitor.reliability.accuracy:.1%}",
+    }
+    moved = ", ".join(f"{name} {value:.2f}" for name, value in monitor.moved.items())
+    return {**found, "evidence of each score": moved}
+
+
+def write_page(monitor: Monitor, out: Path) -> Path:
+    """A figure over time, and a page that holds it.
+
+    Args:
+        monitor: after some inputs.
+        out: the folder for monitor.svg and monitor.html.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    drawing = io.StringIO()
+    monitor.draw(drawing)
+    svg = drawing.getvalue()
+    environment = Environment(
+        loader=PackageLoader("density_softmax.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+    )
+    page = environment.get_template("monitor.html.j2")
+    write_text(out / "monitor.svg", svg)
+    text = page.render(alarm=monitor.alarm, summary=summary(monitor), svg=svg[svg.index("<svg") :])
+    write_text(out / "monitor.html", text)
+    return out / "monitor.html"
+
+
+def _opened(model: Path, state: Path, false_alarms: float) -> Monitor:
+    """The monitor of a state file, checked to be of this policy, or a new one."""
+    if model.suffix != ".json":
+        raise UserError(
+            f"{model}: pass the policy of the model, a .json file that Policy.save wrote"
+        )
+    begun = Monitor(Policy.load(model), false_alarms)
+    if not state.exists():
+        return begun
+    found = Monitor.load(state)
+    if not found.is_replica(begun):
+        raise UserError(
+            f"{state}: belongs to another policy than {model}, or another --false-alarms than "
+            f"{false_alarms:g}; delete it to begin again"
+        )
+    return found
+
+
+def _batches(stream: Path) -> Iterator[list[np.ndarray[Any, Any]]]:
+    """Epistemic scores and confidences, some rows at a time."""
+    with _lines(stream) as (file, name):
+        rows = _rows(file, name)
+        while batch := list(islice(rows, ROWS_AT_ONCE)):
+            yield [np.array([_number(row, key, name) for row in batch]) for key in COLUMNS]
+
+
+@contextmanager
+def _lines(stream: Path) -> Iterator[tuple[IO[str], str]]:
+    if str(stream) == "-":
+        yield sys.stdin, "the standard input"
+        return
+    if stream.suffix not in (".csv", ".jsonl"):
+        raise UserError(f"{stream}: pass a .csv or .jsonl file that `predict` wrote")
+    try:
+        with stream.open(encoding="utf-8", newline="") as file:
+            yield file, str(stream)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{stream}: cannot be read ({error})") from None
+
+
+def _rows(file: Iterable[str], name: str) -> Iterator[Mapping[str, Any]]:
+    """Lines of JSON begin with a brace, those of CSV do not."""
+    lines = iter(file)
+    first = next(lines, "")
+    if first.lstrip().startswith("{"):
+        for number, line in enumerate(chain([first], lines), 1):
+            if line.strip():
+                yield _parsed(line, number, name)
+        return
+    reader = csv.DictReader(lines, fieldnames=next(csv.reader([first]), []))
+    missing = [key for key in COLUMNS if key not in (reader.fieldnames or ())]
+    if missing:
+        raise DataError(f"{name}: has no column {' or '.join(missing)}; pass what `predict` wrote")
+    yield from reader
+
+
+def _parsed(line: str, number: int, name: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(line)
+        return {key: found[key] for key in COLUMNS}
+    except (ValueError, KeyError, TypeError):
+        raise DataError(
+            f"{name}, line {number}: no JSON object with {' and '.join(COLUMNS)}; "
+            "pass what `predict` wrote"
+        ) from None
+
+
+def _number(row: Mapping[str, Any], key: str, name: str) -> float:
+    """A number; null, which stands for an infinite one, is not finite."""
+    value = row[key]
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"{name}: {key} '{value}' is no number; pass what `predict` wrote"
+        ) from None
