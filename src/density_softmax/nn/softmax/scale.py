@@ -390,7 +390,7 @@ def _folds(y: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 def _cross_scaled(logits: Tensor, y: Tensor) -> Tensor:
     """The logits at temperatures that were each fitted to other samples, (samples, classes)."""
-    scaled = logits.double()
+    scaled = logits.double().clone()  # of float64 logits, double() is no copy
     for inside, outside in _folds(y):
         scaled[outside] /= fit_temperature(logits[inside], y[inside])
     return scaled
