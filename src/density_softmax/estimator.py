@@ -66,7 +66,7 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
     Args:
         width: number of features in every layer of the network.
         depth: number of residual layers.
-        epochs: passes over the training data. None takes as many as give 200 steps of the
+        epochs: passes over the training data. None takes as many as give 400 steps of the
             optimizer, and at least 20.
         batch_size: rows per step; larger ones are faster on tables of more than 10,000 rows.
         learning_rate: peak learning rate of Adam, on a one-cycle schedule.
