@@ -10,16 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import clone
+from sklearn.compose import make_column_transformer
 from sklearn.datasets import load_breast_cancer, load_digits, load_iris, make_blobs, make_moons
 from sklearn.exceptions import NotFittedError
+from sklearn.impute import SimpleImputer
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import PolynomialFeatures
+from sklearn.preprocessing import OneHotEncoder, PolynomialFeatures
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from density_softmax import DensitySoftmaxClassifier
 from density_softmax.data.sources import hold_out_by_class
-from density_softmax.errors import UserError
+from density_softmax.errors import CalibrationWarning, UserError
+from density_softmax.estimator import MOST_COPIES, _copies
 from density_softmax.nn.densities import GaussianMixtureDensity, TiedMixtureDensity
 
 
@@ -48,7 +51,12 @@ def ring(radius, num_points=36):
     return radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
-@parametrize_with_checks([DensitySoftmaxClassifier()])
+# Where a property does not depend on how many rows there are.
+FEW_ROWS = pytest.mark.filterwarnings("ignore:.*rows are held out to calibrate on")
+
+
+@FEW_ROWS
+@parametrize_with_checks([DensitySoftmaxClassifier(width=16, epochs=20)])
 def test_it_keeps_the_contract_of_scikit_learn(estimator, check):
     check(estimator)
 
@@ -231,6 +239,7 @@ def test_the_scale_that_is_served_is_the_one_that_was_fitted(seed):
         assert torch.equal(served, model.scale.log_factor(log_prob).exp())
 
 
+@FEW_ROWS
 @pytest.mark.parametrize("counts", [(1, 1), (1, 2), (1, 30), (2, 2, 2), (1,) * 6 + (40,)])
 def test_classes_of_one_and_two_rows_can_be_learned(counts):
     y = np.repeat(np.arange(len(counts)), counts)
@@ -242,6 +251,7 @@ def test_classes_of_one_and_two_rows_can_be_learned(counts):
     np.testing.assert_allclose(probs.sum(1), 1)
 
 
+@FEW_ROWS
 def test_where_nothing_can_be_held_out_no_rate_can_be_promised():
     classifier = quick().fit([[0.0], [1.0]], ["a", "b"])
     assert len(classifier.heldout_epistemic_) == 0
@@ -249,6 +259,7 @@ def test_where_nothing_can_be_held_out_no_rate_can_be_promised():
         classifier.predict([[0.0]], abstain=0.5)
 
 
+@FEW_ROWS
 def test_rows_that_do_not_vary_are_refused():
     with pytest.raises(UserError, match="no column of X varies"):
         quick().fit(np.ones((20, 3)), np.arange(20) % 2)
@@ -275,6 +286,81 @@ def test_rows_that_do_not_vary_are_refused():
 def test_settings_that_make_no_sense_are_named(settings, message, moons):
     with pytest.raises(UserError, match=message):
         quick(**settings).fit(*moons)
+
+
+def test_few_rows_to_calibrate_on_are_warned_of(iris):
+    X, y = (part[::4] for part in iris)
+    with pytest.warns(CalibrationWarning, match="8 of 38 rows are held out .*validation_fraction"):
+        quick().fit(X, y)
+    quick(validation_fraction=0.3).fit(X, y)
+
+
+def test_categories_and_missing_values_pass_through_a_pipeline():
+    frame = pd.DataFrame(
+        {"size": [1.0, 2.0, np.nan, 4.0] * 25, "place": ["a", "b", "a", None] * 25}
+    )
+    labels = np.array(["low", "low", "low", "high"] * 25)
+    numbers = make_pipeline(SimpleImputer(add_indicator=True))
+    categories = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+    columns = make_column_transformer((numbers, ["size"]), (categories, ["place"]))
+    pipeline = make_pipeline(columns, quick(epochs=40)).fit(frame, labels)
+    assert pipeline.score(frame, labels) == 1.0
+    unseen = pd.DataFrame({"size": [2.0, 900.0], "place": ["b", "z"]})
+    assert list(pipeline.predict(unseen, abstain=0.05)) == ["low", None]
+
+
+# Weights
+
+
+def test_the_order_of_rows_makes_no_difference(moons):
+    X, y = moons
+    order = np.random.default_rng(0).permutation(len(X))
+    plain, shuffled = quick().fit(X, y), quick().fit(X[order], y[order])
+    np.testing.assert_array_equal(plain.predict_proba(X), shuffled.predict_proba(X))
+
+
+def test_whole_weights_are_repeated_rows_and_zero_leaves_a_row_out(moons):
+    X, y = moons
+    weight = np.random.default_rng(0).integers(0, 4, len(X))
+    weighted = quick().fit(X, y, sample_weight=weight)
+    repeated = quick().fit(X.repeat(weight, axis=0), y.repeat(weight))
+    np.testing.assert_array_equal(weighted.predict_proba(X), repeated.predict_proba(X))
+    np.testing.assert_array_equal(weighted.heldout_epistemic_, repeated.heldout_epistemic_)
+
+
+def test_only_ratios_of_other_weights_count(moons):
+    one, other = (
+        quick().fit(*moons, sample_weight=np.full(500, w)).predict_proba(moons[0]) for w in (1, 0.5)
+    )
+    np.testing.assert_array_equal(one, other)
+
+
+@given(
+    weight=st.lists(st.just(0.0) | st.floats(1e-6, 100), min_size=1, max_size=30).filter(any),
+    seed=st.integers(0, 2**31 - 1),
+)
+def test_copies_are_as_many_as_weights_say_to_less_than_one(weight, seed):
+    weight = np.array(weight)
+    counts = np.bincount(_copies(weight, seed), minlength=len(weight))
+    whole = not (weight % 1).any() and weight.sum() <= MOST_COPIES * len(weight)
+    unit = 1.0 if whole else max(weight[weight > 0].min(), weight.mean() / MOST_COPIES)
+    assert (np.abs(counts - weight / unit) < 1 + 1e-9).all()
+
+
+def test_rows_of_higher_weight_are_believed():
+    rows = np.random.default_rng(0).standard_normal((400, 2))
+    labels = np.arange(400) % 2  # nothing can be learned but how frequent the classes are
+    weight = np.where(labels, 1.5, 0.5)
+    probs = quick().fit(rows, labels, sample_weight=weight).predict_proba(rows)
+    assert abs(probs[:, 1].mean() - 0.75) <= 0.08
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"), [(0.0, "at least one non-zero"), (-1.0, "Negative values")]
+)
+def test_weights_that_make_no_sense_are_refused(weight, message, moons):
+    with pytest.raises(ValueError, match=message):
+        quick().fit(*moons, sample_weight=np.full(500, weight))
 
 
 # Settings

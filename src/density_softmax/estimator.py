@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from numbers import Integral
@@ -17,17 +18,18 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from density_softmax.config import from_dict
 from density_softmax.data.sources import Indices, hold_out_by_class
 from density_softmax.engine import EngineConfig, fit
-from density_softmax.errors import UserError
+from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import DensityConfig, GaussianMixtureDensity
+from density_softmax.nn.softmax.budget import FOLDS
 from density_softmax.recipes.table import (
     DENSITY_SOFTMAX,
     ENCODER,
@@ -45,6 +47,10 @@ Floats: TypeAlias = NDArray[np.float64]
 ROWS = 4096
 # Added to the likeliest class, because float32 may not tell probabilities apart.
 TIE = 1e-9
+# How many copies a row may have in the mean, where weights become copies.
+MOST_COPIES = 5
+# Held-out rows below which `fit` warns: the scale can then not judge a decay by other rows.
+FEW_HELDOUT = 2 * FOLDS
 # Held by the only fit that may run: torch's generator and thread count are global.
 TRAINING = threading.Lock()
 
@@ -60,7 +66,7 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
     Args:
         width: number of features in every layer of the network.
         depth: number of residual layers.
-        epochs: passes over the training data. None takes as many as give 200 steps of the
+        epochs: passes over the training data. None takes as many as give 400 steps of the
             optimizer, and at least 20.
         batch_size: rows per step; larger ones are faster on tables of more than 10,000 rows.
         learning_rate: peak learning rate of Adam, on a one-cycle schedule.
@@ -117,23 +123,38 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         self.gradient_penalty, self.validation_fraction = gradient_penalty, validation_fraction
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
-    def fit(self, X: Any, y: Any) -> DensitySoftmaxClassifier:
-        """Train the model.
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DensitySoftmaxClassifier:
+        """Train the model. The order of the rows makes no difference.
 
         Args:
             X: numbers, (rows, columns).
             y: labels of any type that can be sorted, (rows,).
+            sample_weight: how much each row counts, (rows,), in training, density and calibration.
+                A row of weight 3 is the same as three rows, some of which may be held out; weight
+                0 leaves it out. Weights that are not whole numbers count relative to the smallest
+                and are rounded at random. With more than five copies per row in the mean they are
+                scaled down, and rounded, too.
         """
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
-        self.classes_, y = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise UserError(f"y has one class only ({self.classes_[0]!r}): it needs two")
         # For None, check_random_state would return the global generator.
         state = np.random.RandomState() if self.random_state is None else self.random_state
         seed = int(check_random_state(state).randint(np.iinfo(np.int32).max))
+        if sample_weight is not None:
+            weight = _check_sample_weight(
+                sample_weight, X, dtype=np.float64, ensure_non_negative=True
+            )
+            rows = _copies(weight, seed)
+            X, y = X[rows], y[rows]
+        self.classes_, y = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise UserError(f"y has one class only ({self.classes_[0]!r}): it needs two")
+        order = np.lexsort((y, *X.T))
+        X, y = X[order], y[order]
         fraction = _share("validation_fraction", self.validation_fraction)
         train, heldout = hold_out_by_class(y, fraction, seed)
+        if len(heldout) < FEW_HELDOUT:
+            _warn_of_few(len(heldout), len(y))
         self.model_ = self._trained(X, y, train, heldout if len(heldout) else train, seed)
         self.heldout_epistemic_ = np.sort(self._serve(X[heldout]).epistemic.numpy())
         return self
@@ -301,6 +322,28 @@ def _calibrate(method: DensitySoftmax, x: Tensor, y: Tensor) -> None:
     batches = zip(x.split(ROWS), y.split(ROWS), strict=True)
     found = [scale.statistics(Batch(method.features(x), y)) for x, y in batches]
     scale.finish({name: torch.cat([batch[name] for batch in found]) for name in found[0]})
+
+
+def _copies(weight: Floats, seed: int) -> Indices:
+    """Return the index of each row as often as its weight says.
+
+    Whole numbers are taken as they are. Others, and those that would make the table too large, are
+    scaled and rounded up or down by systematic sampling, which is right in the mean.
+    """
+    if weight.sum() > MOST_COPIES * len(weight) or (weight % 1).any():
+        weight = weight / max(weight[weight > 0].min(), weight.mean() / MOST_COPIES)
+        edges = np.cumsum(weight) + np.random.default_rng(seed).random()
+        weight = np.diff(np.floor(edges), prepend=0.0)
+    return np.repeat(np.arange(len(weight)), weight.astype(np.intp))
+
+
+def _warn_of_few(num_heldout: int, num_rows: int) -> None:
+    warnings.warn(
+        f"{num_heldout} of {num_rows} rows are held out to calibrate on, fewer than {FEW_HELDOUT}: "
+        "probabilities and thresholds are rough; give more rows, or raise validation_fraction",
+        CalibrationWarning,
+        stacklevel=3,
+    )
 
 
 def _integer(name: str, value: Any, least: int) -> int:

@@ -339,6 +339,15 @@ def test_outlier_in_the_data_does_not_cost_the_limit_far_away(tail: str) -> None
     assert scale(torch.tensor([-math.inf])).item() < 0.1
 
 
+@pytest.mark.parametrize("config", [QuantileScale.Config(), TemperatureScale.Config(budget=0.1)])
+def test_fitting_leaves_the_logits_alone_in_any_precision(config: ScaleConfig) -> None:
+    data = sample()
+    double = data._replace(logits=data.logits.double())
+    temperature = fit(config.build(), double)
+    assert torch.equal(double.logits, data.logits.double())
+    assert temperature == pytest.approx(fit(config.build(), data), rel=1e-4)
+
+
 @pytest.mark.parametrize("tail", ["stretched", "exponential", "power"])
 def test_returned_temperature_is_that_of_temperature_scaling(tail: str) -> None:
     data = sample()

@@ -19,6 +19,7 @@ from density_softmax.engine.progress import Bar, Bars
 from density_softmax.engine.runtime import EngineConfig, derive_seed
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
+from density_softmax.nn.execution import evaluating
 from density_softmax.training import Stage, Train, Values
 from density_softmax.types import Batch, Source
 
@@ -215,14 +216,13 @@ class Descender:
         estimate, fabric = self.stage.after_step, self.setting.fabric
         if estimate is None:
             return
-        self.setting.method.eval()
         sums: dict[str, Tensor] = {}
-        for part, batch in seen:
-            for name, value in estimate.statistics(batch).items():
-                counted = value if part.weight else torch.zeros_like(value)
-                sums[name] = sums[name] + counted if name in sums else counted
-        estimate.finish({name: all_reduce(fabric, value) for name, value in sums.items()})
-        set_modes(self.setting.method)
+        with evaluating(self.setting.method):
+            for part, batch in seen:
+                for name, value in estimate.statistics(batch).items():
+                    counted = value if part.weight else torch.zeros_like(value)
+                    sums[name] = sums[name] + counted if name in sums else counted
+            estimate.finish({name: all_reduce(fabric, value) for name, value in sums.items()})
 
     def _set_rates(self, epoch: float) -> None:
         factor = self.stage.descent.schedule.factor(epoch, self.num_epochs)

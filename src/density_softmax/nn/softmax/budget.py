@@ -45,7 +45,7 @@ def cross_scaled(logits: Tensor, y: Tensor) -> Tensor:
         logits: at temperature 1, (samples, classes).
         y: the true classes, (samples,).
     """
-    scaled = logits.double()
+    scaled = logits.double().clone()  # of float64 logits, double() is no copy
     for inside, outside in folds(y):
         scaled[outside] /= fit_temperature(logits[inside], y[inside])
     return scaled
