@@ -274,8 +274,8 @@ class Policy:
     def _promises(self) -> list[str]:
         said = []
         if self.sets is not None:
-            where = "" if self.settings.sets_for == "all" else " of the answered inputs"
-            said.append(f"sets hold the true label of {self.sets.coverage:.4g}{where}")
+            where = "inputs" if self.settings.sets_for == "all" else "answered inputs"
+            said.append(f"sets hold the true label of {self.sets.coverage:.4g} of the {where}")
             said += [self.sets.note] * bool(self.sets.note)
         if self.abstention is not None:
             bound = f"at most {self.abstention.max_error:.4g} of the answers are wrong"
