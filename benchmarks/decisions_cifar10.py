@@ -29,7 +29,7 @@ from density_softmax.posthoc import around
 from density_softmax.recipes.attach import closed_form
 from density_softmax.runs.rows import write_rows
 from density_softmax.types import Row, Source
-from posthoc_cifar10 import BATCH_SIZE, EXAMPLE, LAYERS, Images, predict
+from posthoc_cifar10 import BATCH_SIZE, EXAMPLE, LAYERS, Images
 
 NUM_POLICY, NUM_BEFORE, COVERAGE, FALSE_ALARMS = 2000, 1000, 0.95, 0.01
 SEVERITIES, WINDOW = (1, 3, 5), 100
@@ -68,7 +68,9 @@ class Network:
 
     def around(self, config: DensitySoftmax.Config) -> DensitySoftmax:
         """A method that is not fitted yet, around a copy of the network."""
-        return around(Headless(load_classifier(self.state), "1"), config, EXAMPLE)
+        method = around(Headless(load_classifier(self.state), "1"), config, EXAMPLE)
+        assert isinstance(method, DensitySoftmax)
+        return method
 
     def features(self, source: Source) -> ArraySource:
         """Of a set, with its labels."""
@@ -123,7 +125,7 @@ def _network_rows(network: Network, images: Images, args: argparse.Namespace) ->
     for split, source in track(sets, description=network.name, total=total):
         features = network.features(source)
         for name, method in methods.items():
-            found = Labelled(predict(method, features.x), features.y)
+            found = Labelled(method.predict_features(features.x), features.y)
             if name not in judges:
                 judges[name] = Judge(found, args.repeats, args.seed)
             for metric, value in judges[name].values(split, found).items():

@@ -16,19 +16,16 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor, nn
 
-from density_softmax import files
 from density_softmax.errors import DataError, UserError
 from density_softmax.files import (
-    IMAGE_FORMATS,
     StorageError,
-    decode,
-    image_size,
+    images,
     load_tensors,
-    read_image,
     replacing,
     save_tensors,
     write_text,
 )
+from density_softmax.files.images import IMAGE_FORMATS, decode, image_size, read_image
 
 
 def assert_round_trip(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -247,8 +244,8 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Image.new("L", (50, 40)).save(tmp_path / "large.png")
-    monkeypatch.setattr(files, "MAX_PIXELS", 1999)
-    monkeypatch.setattr(files, "_converted", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr(images, "MAX_PIXELS", 1999)
+    monkeypatch.setattr(images, "_converted", lambda *_: pytest.fail("decoded"))
     for read in (lambda path: decode(path, 3, 8, 8), lambda path: read_image(path, 3), image_size):
         with pytest.raises(
             DataError, match=r"large\.png: .*50×40 pixels, more than 1,999: save it"
@@ -265,7 +262,7 @@ def test_images_in_memory_at_a_time_are_bounded_by_their_pixels(
     for path, size in zip(paths, sizes, strict=True):
         Image.new(mode, size).save(path)
     lock, held, most = threading.Lock(), [0], [0]
-    convert = files._converted
+    convert = images._converted
 
     def converted(image: Image.Image, channels: int) -> Image.Image:
         pixels = image.width * image.height
@@ -278,8 +275,8 @@ def test_images_in_memory_at_a_time_are_bounded_by_their_pixels(
             held[0] -= pixels
         return convert(image, channels)
 
-    monkeypatch.setattr(files, "_converted", converted)
-    monkeypatch.setattr(files, "_DECODING", files._Budget(1300))
+    monkeypatch.setattr(images, "_converted", converted)
+    monkeypatch.setattr(images, "_DECODING", images._Budget(1300))
     with ThreadPoolExecutor(8) as pool:
         shapes = [x.shape for x in pool.map(lambda path: decode(path, 3, 8, 8), paths)]
     assert shapes == [(3, 8, 8)] * len(sizes)

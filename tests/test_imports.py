@@ -66,7 +66,7 @@ def test_serving_and_deciding_use_no_other_room(room):
             if isinstance(node, ast.ImportFrom):
                 used.add(node.module)
     ours = {name for name in used if name.startswith("density_softmax")}
-    files = {f"density_softmax.files{part}" for part in ("", ".arrays", ".tables")}
+    files = {f"density_softmax.files{part}" for part in ("", ".arrays", ".images", ".tables")}
     allowed = {"density_softmax.errors", "density_softmax", *files}
     assert ours - allowed == {n for n in ours if n.startswith(f"density_softmax.{room}.")}
 

@@ -186,10 +186,8 @@ def from_dict(cls: type[C], values: Mapping[str, Any], path: str = "") -> C:
             raise ConfigError(_unknown(_join(path, name), name, names))
     for field in fields:
         if field.name not in values and not _has_default(field):
-            raise ConfigError(
-                f"{path or target.__name__}: missing '{field.name}'; "
-                f"set {_join(path, field.name)}=value as well"
-            )
+            whole, entry = path or target.__name__, _join(path, field.name)
+            raise ConfigError(f"{whole}: missing '{field.name}'; set {entry}=value as well")
     built = {name: _build(hints[name], value, _join(path, name)) for name, value in values.items()}
     return typing.cast(C, target(**built))
 
@@ -246,7 +244,7 @@ def _with_entry(whole: Any, keys: tuple[str, ...], value: Any) -> dict[str, Any]
     if isinstance(whole, str):
         whole = {"kind": whole}
     if not isinstance(whole, Mapping):
-        raise ConfigError(_no_parts(".".join(keys), keys[-2], whole))
+        raise ConfigError(f"{'.'.join(keys)}: '{keys[-2]}' is the value {whole!r} and has no parts")
     return {**whole, keys[-1]: value}
 
 
@@ -264,7 +262,9 @@ def _changed(config: Any, changes: Mapping[tuple[str, ...], Any], path: str) -> 
         if () in inner:
             part = _build(hints[name], inner.pop(()), here)
         if inner and not dataclasses.is_dataclass(part):
-            raise ConfigError(_no_parts(_join(here, ".".join(min(inner))), name, part))
+            raise ConfigError(
+                f"{'.'.join((here, *min(inner)))}: '{name}' is the value {part!r} and has no parts"
+            )
         new[name] = _changed(part, inner, here) if inner else part
     return dataclasses.replace(config, **new)
 
@@ -296,8 +296,7 @@ def _has_defaults(config: Any) -> bool:
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
-    missing = dataclasses.MISSING
-    return field.default is not missing or field.default_factory is not missing
+    return {field.default, field.default_factory} != {dataclasses.MISSING}
 
 
 def _without_defaults(value: Any) -> Any:
@@ -362,9 +361,7 @@ def _build_scalar(hint: type, value: Any, path: str) -> Any:
 
 def _member(family: type[Family], kind: Any, path: str) -> type[Family]:
     if not isinstance(kind, str) or kind not in family.members:
-        raise ConfigError(
-            _unknown(_join(path, "kind") if path == "" else path, kind, family.members)
-        )
+        raise ConfigError(_unknown(path or "kind", kind, family.members))
     return family.members[kind]
 
 
@@ -391,10 +388,6 @@ def _paths(config: Any, path: str) -> Iterator[str]:
         yield here
         if dataclasses.is_dataclass(value):
             yield from _paths(value, here)
-
-
-def _no_parts(path: str, name: str, value: Any) -> str:
-    return f"{path}: '{name}' is the value {value!r} and has no parts"
 
 
 def _join(path: str, name: str) -> str:

@@ -32,7 +32,7 @@ from density_softmax.data.images import (
 )
 from density_softmax.data.sources import ShuffledSource
 from density_softmax.errors import DataError
-from density_softmax.files import IMAGE_SUFFIXES, Box, central_box, image_size, read_image
+from density_softmax.files.images import IMAGE_SUFFIXES, Box, central_box, image_size, read_image
 from density_softmax.types import Batch, Source
 
 # How many images the mean and standard deviation of a folder are computed from.

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from density_softmax.errors import DataError
-from density_softmax.files import IMAGE_SUFFIXES, decode, regular_file
+from density_softmax.files import regular_file
 from density_softmax.files.arrays import ArrayHeader, open_npz
+from density_softmax.files.images import IMAGE_SUFFIXES, decode
 from density_softmax.files.tables import CsvTable, TableRow, listed, open_csv
 from density_softmax.serve.card import Card, Normalisation
 
