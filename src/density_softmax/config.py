@@ -241,8 +241,7 @@ def assignment(path: str, value: Any) -> str:
 
 def _with_entry(whole: Any, keys: tuple[str, ...], value: Any) -> dict[str, Any]:
     """What a config is set to, a kind or a dictionary, with one entry set besides."""
-    if isinstance(whole, str):
-        whole = {"kind": whole}
+    whole = {"kind": whole} if isinstance(whole, str) else whole
     if not isinstance(whole, Mapping):
         raise ConfigError(f"{'.'.join(keys)}: '{keys[-2]}' is the value {whole!r} and has no parts")
     return {**whole, keys[-1]: value}
@@ -350,8 +349,7 @@ def _build_tuple(args: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...
 
 
 def _build_scalar(hint: type, value: Any, path: str) -> Any:
-    if hint is float and type(value) is int:
-        value = float(value)
+    value = float(value) if hint is float and type(value) is int else value
     if hint is float and type(value) is float and not math.isfinite(value):
         raise ConfigError(f"{path}={value}: expected a finite number")
     if type(value) is not hint:

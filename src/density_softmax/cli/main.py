@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,7 +10,7 @@ import typer
 
 from density_softmax import __version__
 from density_softmax.cli.data import app as data_app
-from density_softmax.cli.terminal import Terminal, plain
+from density_softmax.cli.terminal import REMEDIES, Terminal, file_error, plain
 from density_softmax.errors import UserError
 
 app = typer.Typer(
@@ -28,22 +26,6 @@ console = Terminal()
 
 LARGEST_SEED = 2**63 - 1  # of torch
 RECIPE = "See `density-softmax list recipes`; or a table, FILE.csv."
-# What a user can do about an error of the system.
-REMEDIES = {
-    errno.ENOSPC: "free some space and continue with --resume",
-    errno.EDQUOT: "free some space and continue with --resume",
-    errno.ENAMETOOLONG: "choose a shorter path",
-    errno.EACCES: "check its permissions, or choose another path",
-    errno.EPERM: "check its permissions, or choose another path",
-    errno.EROFS: "choose a path that can be written to",
-    errno.ENOENT: "check the path",
-    errno.ENOTDIR: "a file is where a folder is expected; choose another path",
-    errno.EEXIST: "a file is where a folder is expected; choose another path",
-    errno.EISDIR: "a folder is where a file is expected; choose another path",
-    errno.ENOTEMPTY: "choose another path",
-    errno.ELOOP: "a link leads back to itself; choose another path",
-}
-LONGEST = 150  # letters of a path in a message
 INTERRUPTED = 130  # how Typer exits from a KeyboardInterrupt
 
 # torch and scikit-learn take seconds to import: each command imports what it needs, --help nothing.
@@ -394,7 +376,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in REMEDIES:
             raise
-        _fail(_file_error(error))
+        _fail(file_error(error))
     except SystemExit as end:
         if end.code == INTERRUPTED:
             print(
@@ -402,17 +384,6 @@ def main() -> None:
                 file=sys.stderr,
             )
         raise
-
-
-def _file_error(error: OSError) -> str:
-    """What is wrong with a file that the system refuses, and the remedy."""
-    reason = (error.strerror or str(error)).lower()
-    text = f"{reason}: {REMEDIES[error.errno or 0]}"
-    if error.filename is None:
-        return text
-    name = os.fsdecode(error.filename)
-    shown = name if len(name) <= LONGEST else f"{name[:LONGEST]}..."
-    return f"{shown}: {text}"
 
 
 def _fail(message: str) -> None:
