@@ -86,7 +86,7 @@ class DensitySoftmax(Method):
         # Of a trained model the names are those that its owner knows.
         inside = "model" if isinstance(self.encoder, Headless) else ""
         self.reader = LayerReader(self.encoder, self.config.layers, inside)
-        with self.reader.reading(self.encoder):
+        with self.reader.reading(self.encoder, example):
             return super().measure_features(example)
 
     def stages(self) -> tuple[Stage, ...]:
@@ -146,7 +146,7 @@ class DensitySoftmax(Method):
 
     def features(self, x: Tensor) -> Tensor:
         """The last features z and, behind them, what the named layers gave."""
-        with self.reader.reading(self.encoder):
+        with self.reader.reading(self.encoder, x):
             z = self.encode(x)
         return torch.cat([z, *self.reader.pop()], dim=1) if self.config.layers else z
 
@@ -180,7 +180,10 @@ class DensitySoftmax(Method):
 
     def _densities(self, example: Tensor | None) -> dict[str, tuple[Density, slice]]:
         """The densities, with the columns of what `features` returns that each reads."""
-        columns = {"last": slice(0, self.num_features)}
+        # Where the model's own logits stand behind z, no density reads them.
+        logits = self.encoder.num_logits if isinstance(self.encoder, Headless) else 0
+        last = slice(0, self.num_features - logits)
+        columns = {"last": last}
         if self.config.layers:
             if example is None:
                 raise UserError("to read layers, build with example=, a batch of inputs")
@@ -190,8 +193,7 @@ class DensitySoftmax(Method):
         build, num_classes = self.config.density.build, self.num_classes
         found = {n: (build(c.stop - c.start, num_classes), c) for n, c in columns.items()}
         if self.config.classes:
-            aware = ClassAwareDensity(self.num_features, num_classes)
-            found["classes"] = (aware, slice(0, self.num_features))
+            found["classes"] = (ClassAwareDensity(last.stop, num_classes), last)
         return found
 
     def _scale_statistics(self, batch: Batch) -> Values:

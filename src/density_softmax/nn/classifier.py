@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from density_softmax.errors import UserError
 from density_softmax.nn.execution import CallerLock, as_batch, evaluating, explained, seeded
-from density_softmax.types import Calibration, Prediction
+from density_softmax.types import Calibration, Inputs, Prediction, tensors_of, without_labels
 
 C = TypeVar("C", bound="Classifier")
 
@@ -48,11 +49,26 @@ class Classifier(nn.Module, ABC):
         self.encoder, self.num_classes = encoder, num_classes
         self.example_shape: tuple[int, ...] | None = None
         self.example_dtype: torch.dtype | None = None
+        self.example_inputs: dict[str, tuple[list[int], str]] | None = None
         if example is not None:
-            self.example_shape, self.example_dtype = tuple(example.shape[1:]), example.dtype
+            self.describe_inputs(example)
         self.calibration: Calibration | None = None
         self._fitted = False
         self._lock = CallerLock()
+
+    def describe_inputs(self, example: Tensor | Inputs) -> None:
+        """Note what inputs look like: shape and type, or those of each of several tensors.
+
+        Args:
+            example: a batch of inputs, (batch, ...).
+        """
+        if isinstance(example, Inputs):
+            self.example_inputs = {
+                name: (list(each.shape[1:]), str(each.dtype).removeprefix("torch."))
+                for name, each in example.tensors.items()
+            }
+        else:
+            self.example_shape, self.example_dtype = tuple(example.shape[1:]), example.dtype
 
     @abstractmethod
     def forward(self, x: Tensor) -> Prediction:
@@ -118,32 +134,48 @@ class Classifier(nn.Module, ABC):
         return found
 
     @torch.no_grad()
-    def predict(self, x: Any, seed: int | None = None) -> Prediction:
+    def predict(self, x: Any, seed: int | None = None, progress: bool = False) -> Prediction:
         """Serve a batch in evaluation mode, on the model's device. Threads are served in turn.
 
         A row that is not finite, or too large to compute with, gets uniform probabilities and
-        infinite epistemic uncertainty.
+        infinite epistemic uncertainty. Of a DataLoader all batches are served, one after another,
+        and what is returned is on the CPU.
 
         Args:
-            x: a batch of inputs, (batch, ...): a tensor, an array, a data frame or
-                lists of numbers.
+            x: a batch of inputs, (batch, ...): a tensor, an array, a data frame or lists of
+                numbers; a dict or a tuple of them for a network that is called with several; or a
+                DataLoader, whose labels are ignored.
             seed: with one, a method that draws samples repeats itself.
+            progress: draw a progress bar, of a DataLoader.
         """
         self.check_fitted("predict")
-        x = as_batch(x, next(self.parameters()), self.example_shape, self.example_dtype)
+        if isinstance(x, DataLoader):
+            return self._predict_all(x, seed, progress)
+        shape, dtype = self.example_shape, self.example_dtype
+        several = self.example_inputs is not None
+        x = as_batch(x, next(self.parameters()), shape, dtype, several)
         # Modes and generators are those of all threads, and not every encoder can be shared.
         with self._lock, evaluating(self), seeded(seed, x.device):
             try:
                 return self.guarded(x)
             except (RuntimeError, IndexError) as error:
-                raise explained(error, x, self.example_shape, self.example_dtype) from error
+                raise explained(error, x, shape, dtype) from error
 
-    def guarded(self, x: Tensor) -> Prediction:
+    def _predict_all(self, loader: DataLoader[Any], seed: int | None, progress: bool) -> Prediction:
+        from rich.progress import track
+
+        batches = track(loader, "predict", disable=not progress)
+        parts = [self.predict(without_labels(batch), seed) for batch in batches]
+        if not parts:
+            raise UserError("the DataLoader gives no batch: there is nothing to predict")
+        return Prediction(*(torch.cat([f.cpu() for f in fs]) for fs in zip(*parts, strict=True)))
+
+    def guarded(self, x: Tensor | Inputs) -> Prediction:
         """`forward` with bad rows flagged: what `predict` serves and what is exported."""
         # Few operations: 0 times a number is 0, and times anything else NaN, which a sum keeps.
-        zero = (x * 0).flatten(1).sum(1)
-        finite = (zero == 0).view(-1, *[1] * (x.ndim - 1))
-        probs, aleatoric, epistemic = self(x.where(finite, 0))
+        zeros = [(part * 0).flatten(1).sum(1) for part in tensors_of(x)]
+        zero = zeros[0] if len(zeros) == 1 else torch.stack([z.float() for z in zeros]).sum(0)
+        probs, aleatoric, epistemic = self(_where(zero == 0, x))
         # An input so large that the density overflows is as unknown as one that is no number.
         good = (zero + probs.sum(1) + aleatoric + epistemic).abs() < math.inf
         probs = probs.where(good[:, None], 1 / self.num_classes)
@@ -165,3 +197,10 @@ class Classifier(nn.Module, ABC):
             f"{self.num_classes} classes, {count:,} parameters, "
             f"{'fitted' if self.is_fitted else 'not fitted'}"
         )
+
+
+def _where(finite: Tensor, x: Tensor | Inputs) -> Any:
+    """The inputs, with 0 in rows that are not finite."""
+    if isinstance(x, Inputs):
+        return Inputs({name: _where(finite, each) for name, each in x.tensors.items()})
+    return x.where(finite.view(-1, *[1] * (x.ndim - 1)), 0)
