@@ -108,6 +108,15 @@ def test_compare_finds_the_same_and_leaves_out_what_needs_the_weights_of_a_linea
     assert any("ViM is left out: 'vim' computes with the weights" in note for note in report.notes)
 
 
+@pytest.mark.parametrize("kind", ["cosine head", "all convolutional"])
+def test_a_model_whose_logits_are_read_is_exported(kind, tmp_path):
+    pytest.importorskip("onnxruntime")
+    model, train, calibration, (x, _) = made(kind)
+    method = attached(model, train, calibration)
+    exported = ds.export(method, tmp_path / "model.onnx", example=x)
+    assert max(exported.parity.values()) < 1e-5
+
+
 class Named(NamedTuple):
     logits: torch.Tensor
     hidden: torch.Tensor
@@ -289,6 +298,15 @@ def test_a_row_of_several_inputs_that_is_not_finite_is_flagged_and_the_others_se
     assert torch.allclose(found.probs[others], expected.probs[others], atol=1e-6)
 
 
+def test_a_model_of_several_inputs_is_not_exported(tmp_path):
+    model, train, calibration, (x, _) = two_inputs()
+    method = attached(model, train, calibration)
+    with pytest.raises(
+        UserError, match="called with vector, tokens, and an exported graph takes o"
+    ):
+        ds.export(method, tmp_path / "model.onnx", example=x)
+
+
 def test_inputs_of_different_numbers_of_rows_are_refused():
     model, train, calibration, (x, _) = two_inputs()
     method = attached(model, train, calibration)
@@ -377,3 +395,72 @@ def test_the_amount_of_padding_makes_no_difference(by):
     little, much = method.predict(given(tokens, 0)), method.predict(given(tokens, 5))
     for ours, theirs in zip(little, much, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-3)
+
+
+def texts(num_samples, seed):
+    """Tokens of three subjects, of different lengths, as a tokenizer gives them."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(num_samples) % 3
+    length = torch.randint(4, 12, (num_samples, 1), generator=generator)
+    mask = (torch.arange(12) < length).long()
+    tokens = torch.randint(1, 20, (num_samples, 12), generator=generator) + 19 * y[:, None]
+    return {"input_ids": tokens * mask, "attention_mask": mask, "labels": y}
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2} | {
+    "intermediate_size": 32,
+    "vocab_size": 60,
+    "num_labels": 3,
+    "max_position_embeddings": 40,
+    "pad_token_id": 0,
+}
+PRETRAINED = {
+    "Bert": (SIZES, "classifier", ("bert.embeddings", "bert.encoder.layer.0")),
+    "Roberta": (SIZES, "classifier.out_proj", ("roberta.embeddings", "roberta.encoder.layer.0")),
+    "Llama": (SIZES, "score", ("model.embed_tokens", "model.layers.0")),
+}
+
+
+@pytest.mark.parametrize("kind", PRETRAINED)
+def test_a_text_classifier_of_transformers_is_attached_to_as_it_is(kind, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes, head, layers = PRETRAINED[kind]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    build = getattr(transformers, f"{kind}ForSequenceClassification")
+    model, train = build(config), texts(300, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(15):
+        optimizer.zero_grad()
+        model(**train).loss.backward()
+        optimizer.step()
+    rows = [dict(zip(train, row, strict=True)) for row in zip(*train.values(), strict=True)]
+    method = attached(model.eval(), DataLoader(rows, batch_size=64), texts(150, 2))
+    assert (method.calibration.head, method.calibration.layers) == (head, layers)
+    given = transformers.BatchEncoding({n: v for n, v in texts(30, 3).items() if n != "labels"})
+    found = method.predict(given)
+    with torch.no_grad():
+        assert torch.equal(found.labels, model(**given).logits.argmax(1))
+    padded = {name: nn.functional.pad(values, (0, 4)) for name, values in given.items()}
+    assert torch.allclose(method.predict(padded).probs, found.probs, atol=1e-4)
+    method.save(tmp_path / "model.safetensors")
+    again = ds.load(tmp_path / "model.safetensors", build(config))
+    assert torch.allclose(again.predict(given).probs, found.probs, atol=1e-5)
+
+
+def test_a_lightning_module_is_attached_to_as_it_is():
+    lightning = pytest.importorskip("lightning")
+    net, train, calibration, (x, _) = made("ResNet")
+
+    class Task(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = net
+
+        def forward(self, x):
+            return self.model(x)
+
+    method = attached(Task().eval(), train, calibration)
+    assert method.calibration.head == "model.fc"
+    assert method.calibration.layers == ("model.layer1", "model.layer2")
+    assert torch.equal(method.predict(x).labels, net(x).argmax(1))

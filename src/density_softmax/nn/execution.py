@@ -139,7 +139,7 @@ def _checked_answer(found: Tensor) -> Tensor:
             f"the model returns shape {tuple(found.shape)}, an answer for every {kind}: what is "
             "supported is one answer per input, (batch, classes)"
         )
-    return found.reshape(len(found), -1)
+    return found.flatten(1) if found.ndim > 1 else found[:, None]
 
 
 def as_batch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -293,24 +293,32 @@ def _of_recurrences(calls: Sequence[Call]) -> list[str]:
 def _of_stages(calls: Sequence[Call]) -> list[str]:
     """The last layers of the first two runs of one resolution, without a stem of one layer."""
     maps = [e for e in calls if len(e.shape) > 3 or (len(e.shape) == 3 and is_signal(e.layer))]
+    sizes = {each.shape[2:] for each in maps if isinstance(each.layer, CONVOLUTIONS)}
+    maps = [each for each in maps if each.shape[2:] in sizes]  # no maps with their channels last
     runs = [list(run) for _, run in groupby(maps, key=lambda each: each.shape[2:])]
+    ends = [_end(run, after) for run, after in pairwise([*runs, []])]
     weights = [sum(isinstance(each.layer, CONVOLUTIONS) for each in run) for run in runs]
-    runs = [run for run, weight in zip(runs, weights, strict=True) if weight]
-    weights = [weight for weight in weights if weight]
-    if len(runs) > NUM_READ and weights[0] == 1 and max(weights) > 1:
-        runs = runs[1:]
-    if len(runs) == 1:  # of one resolution throughout: after a quarter, and half way through
-        (run,) = runs
-        run = [each for each in run if each.depth == min(e.depth for e in run)]
-        return list(dict.fromkeys(run[len(run) // part].name for part in (4, 2)))
-    return [name for run in runs[:NUM_READ] for name in _outermost(run)]
+    stages = [(end, weight) for end, weight in zip(ends, weights, strict=True) if weight]
+    if len(stages) > NUM_READ and stages[0][1] == 1 and max(weights) > 1:
+        stages = stages[1:]
+    if len(stages) > 1:
+        return [name for name, _ in stages[:NUM_READ]]
+    # Of one resolution throughout: after a quarter, and half way through.
+    outer = [e.name for run in runs for e in run if e.depth == min(x.depth for x in run)]
+    return list(dict.fromkeys(outer[len(outer) // part] for part in (4, 2))) if outer else []
+
+
+def _end(run: Sequence[Call], after: Sequence[Call]) -> str:
+    """The last layer of a run that is no part of a block which ends in the next run."""
+    blocks = [each for each in after if not _inside(run[0], each)]
+    whole = [each for each in run if not any(_inside(each, block) for block in blocks)]
+    return (whole or run)[-1].name
 
 
 def _of_vectors(calls: Sequence[Call]) -> list[str]:
-    """The first linear layer, or an embedding of tokens."""
-    linear = (e.name for e in calls if isinstance(e.layer, nn.Linear) and len(e.shape) == 2)
-    embedding = (e.name for e in calls if isinstance(e.layer, nn.Embedding) and len(e.shape) == 3)
-    return [*linear, *embedding][:1]
+    """The first linear layer on vectors, or embedding of tokens."""
+    dims = {nn.Linear: 2, nn.Embedding: 3}
+    return [e.name for e in calls if dims.get(type(e.layer)) == len(e.shape)][:1]
 
 
 def _outermost(calls: Iterable[Call]) -> list[str]:

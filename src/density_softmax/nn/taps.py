@@ -272,7 +272,7 @@ def vectors_of(h: Tensor | None, layer: nn.Module, mask: Tensor | None = None) -
     if h is None or not h.is_floating_point() or h.ndim < 1:
         return None
     if h.ndim < 3:
-        return h.detach().clone().reshape(len(h), -1)  # what follows may work in place
+        return h.clone() if h.ndim == 2 else h[:, None].clone()  # what follows may work in place
     if h.ndim == 3 and not is_signal(layer):
         weights = _of_tokens(h, mask)
         return h.mean(1) if weights is None else (h * weights.to(h.dtype)).sum(1)
