@@ -464,3 +464,32 @@ def test_a_lightning_module_is_attached_to_as_it_is():
     assert method.calibration.head == "model.fc"
     assert method.calibration.layers == ("model.layer1", "model.layer2")
     assert torch.equal(method.predict(x).labels, net(x).argmax(1))
+
+
+def test_typicality_is_the_share_of_held_out_inputs_that_are_at_least_as_strange(tmp_path):
+    model, train, calibration, (x, _) = made("MLP")
+    method = attached(model, train, calibration)
+    held_out, found = method.predict(calibration[0]).epistemic, method.predict(x)
+    share = (held_out >= found.epistemic[:, None]).double().mean(1).float()
+    assert torch.allclose(found.typicality, share, atol=0.02)
+    assert method.predict(x + 100).typicality.max() == 0
+    method.save(tmp_path / "model.safetensors")
+    again = ds.load(tmp_path / "model.safetensors", perceptron())
+    assert torch.allclose(again.predict(x).typicality, found.typicality, atol=0.01)
+
+
+def test_a_prediction_becomes_a_data_frame():
+    pytest.importorskip("pandas")
+    model, train, calibration, (x, _) = made("MLP")
+    found = attached(model, train, calibration).predict(x)
+    frame = found.to_pandas()
+    names = ["labels", "confidence", "aleatoric", "epistemic", "typicality", "p0", "p1", "p2"]
+    assert list(frame) == names
+    assert np.allclose(frame[["p0", "p1", "p2"]], found.probs)
+
+
+def test_predictions_of_a_model_that_was_trained_have_no_typicality():
+    model, *_ = made("MLP")
+    method = ds.DensitySoftmax(model[:4], 3).mark_fitted()
+    with pytest.raises(UserError, match="typicality: only a model that `attach` made"):
+        _ = method.predict(torch.randn(3, 5)).typicality

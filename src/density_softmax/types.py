@@ -198,6 +198,7 @@ class Calibration:
         thresholds: by share of false alarms, the epistemic uncertainty that this share of the
             calibration samples exceeds.
         warnings: what is weak about the data.
+        knots: quantiles of the epistemic uncertainty of the calibration samples, ascending.
     """
 
     head: str
@@ -209,12 +210,13 @@ class Calibration:
     after: Scores
     thresholds: Mapping[float, float]
     warnings: tuple[str, ...]
+    knots: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Calibration:
         """From what `dataclasses.asdict` gave, or JSON made of it."""
         scores = {name: Scores(**values[name]) for name in ("before", "after")}
-        texts = {name: tuple(values[name]) for name in ("layers", "warnings")}
+        texts = {name: tuple(values.get(name, ())) for name in ("layers", "warnings", "knots")}
         thresholds = {float(share): value for share, value in values["thresholds"].items()}
         return cls(**{**values, **scores, **texts, "thresholds": thresholds})
 

@@ -19,6 +19,38 @@ from density_softmax.types import Calibration, Inputs, Prediction, tensors_of, w
 C = TypeVar("C", bound="Classifier")
 
 
+class Answer(Prediction):
+    """What `predict` returns: a prediction that also knows how strange held-out inputs are.
+
+    Attributes:
+        knots: quantiles of the epistemic uncertainty of the calibration data, ascending; none
+            unless `attach` made the model.
+    """
+
+    knots: tuple[float, ...] = ()
+
+    @property
+    def typicality(self) -> Tensor:
+        """The share of held-out inputs that are at least as strange, 0 to 1, (batch,)."""
+        if not self.knots:
+            raise UserError("typicality: only a model that `attach` made knows held-out inputs")
+        knots = torch.tensor(self.knots, device=self.epistemic.device)
+        below = torch.searchsorted(knots, self.epistemic.float().contiguous())
+        return 1 - below / len(self.knots)
+
+    def to_pandas(self) -> Any:
+        """A data frame: a row per sample, the probabilities of the classes in its last columns."""
+        import pandas
+
+        columns = {
+            name: getattr(self, name) for name in ("labels", "confidence", *self._fields[1:])
+        }
+        if self.knots:
+            columns["typicality"] = self.typicality
+        columns |= {f"p{number}": column for number, column in enumerate(self.probs.unbind(1))}
+        return pandas.DataFrame({name: each.cpu().numpy() for name, each in columns.items()})
+
+
 class Classifier(nn.Module, ABC):
     """An encoder and what stands behind it. It answers only once it is fitted.
 
@@ -134,7 +166,7 @@ class Classifier(nn.Module, ABC):
         return found
 
     @torch.no_grad()
-    def predict(self, x: Any, seed: int | None = None, progress: bool = False) -> Prediction:
+    def predict(self, x: Any, seed: int | None = None, progress: bool = False) -> Answer:
         """Serve a batch in evaluation mode, on the model's device. Threads are served in turn.
 
         A row that is not finite, or too large to compute with, gets uniform probabilities and
@@ -157,18 +189,24 @@ class Classifier(nn.Module, ABC):
         # Modes and generators are those of all threads, and not every encoder can be shared.
         with self._lock, evaluating(self), seeded(seed, x.device):
             try:
-                return self.guarded(x)
+                return self._answer(self.guarded(x))
             except (RuntimeError, IndexError) as error:
                 raise explained(error, x, shape, dtype) from error
 
-    def _predict_all(self, loader: DataLoader[Any], seed: int | None, progress: bool) -> Prediction:
+    def _answer(self, prediction: Prediction) -> Answer:
+        answer = Answer(*prediction)
+        answer.knots = self.calibration.knots if self.calibration else ()
+        return answer
+
+    def _predict_all(self, loader: DataLoader[Any], seed: int | None, progress: bool) -> Answer:
         from rich.progress import track
 
         batches = track(loader, "predict", disable=not progress)
         parts = [self.predict(without_labels(batch), seed) for batch in batches]
         if not parts:
             raise UserError("the DataLoader gives no batch: there is nothing to predict")
-        return Prediction(*(torch.cat([f.cpu() for f in fs]) for fs in zip(*parts, strict=True)))
+        fields = (torch.cat([f.cpu() for f in each]) for each in zip(*parts, strict=True))
+        return self._answer(Prediction(*fields))
 
     def guarded(self, x: Tensor | Inputs) -> Prediction:
         """`forward` with bad rows flagged: what `predict` serves and what is exported."""
