@@ -26,9 +26,7 @@ model.eval()
 
 # Half of the rest calibrates; nothing of the model changes.
 calibration, test = (rest[0][:140], rest[1][:140]), (rest[0][140:], rest[1][140:])
-uncertain = ds.attach(
-    model, head="4", train=train, calibration=calibration, layers=["0"], progress=False
-)
+uncertain = ds.attach(model, train=train, calibration=calibration, progress=False)
 
 known = uncertain.predict(test[0])
 strange = uncertain.predict(test[0] + 20)  # measured in other units, say

@@ -45,10 +45,8 @@ model.eval()
 
 uncertain = ds.attach(
     model,
-    head="fc",
     train=(x_train[:1000], train.y[:1000]),
     calibration=(x_train[1000:], train.y[1000:]),
-    layers=["layer1", "layer2"],
     progress=False,
 )
 

@@ -54,10 +54,8 @@ model.eval()
 
 uncertain = ds.attach(
     model,
-    head="classifier",
     train=(tokens[train], labels[train]),
     calibration=(tokens[calibration], labels[calibration]),
-    layers=["embedding", "encoder.layers.0"],
     progress=False,
 )
 

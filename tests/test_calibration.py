@@ -12,6 +12,7 @@ import density_softmax as ds
 from density_softmax.engine.calibration import cross_validate, digests, predict_features
 from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.metrics import ece, nll
+from density_softmax.nn.finding import NUM_PROBED
 from density_softmax.nn.softmax.head import fit_temperature
 from density_softmax.nn.softmax.scale import TemperatureScale
 from density_softmax.recipes.attach import closed_form
@@ -164,7 +165,7 @@ def test_the_network_runs_once_over_the_data(trained):
         engine=ENGINE,
         progress=False,
     )
-    assert sum(seen) == 1 + 600 + 300
+    assert sum(seen) == 1 + NUM_PROBED + 600 + 300
 
 
 def test_scores_before_are_those_of_the_network(trained):

@@ -16,6 +16,7 @@ import density_softmax as ds
 from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import FlowDensity, GaussianMixtureDensity
+from density_softmax.nn.finding import NUM_PROBED
 from density_softmax.nn.taps import LayerReader, pooled
 from density_softmax.posthoc import posthoc_kinds
 from density_softmax.recipes.attach import closed_form
@@ -180,7 +181,8 @@ def test_one_pass_over_the_training_data_gives_all_features(model):
         engine=ENGINE,
         progress=False,
     )
-    assert sum(seen) == 1 + 300 + 100  # one sample measures widths
+    # One sample measures widths, and a few tell where the head is.
+    assert sum(seen) == 1 + NUM_PROBED + 300 + 100
 
 
 def test_unknown_layers_and_heads_are_answered_with_those_there_are(model):
@@ -223,7 +225,7 @@ class Nested(nn.Module):
     ("spoil", "message"),
     [
         (lambda x, y: (x.index_fill(0, torch.tensor(0), torch.nan), y), "sample 0 has NaN"),
-        (lambda x, y: (x[:, :3], y), r"cannot read inputs of shape \(1, 3\)"),
+        (lambda x, y: (x[:, :3], y), r"cannot read inputs of shape \(\d+, 3\)"),
         (lambda x, y: (x.long(), y), r"cannot read inputs of shape .* torch.int64"),
         (lambda x, y: (x, y + 1), "label 3: labels must be 0 to 2"),
         (lambda x, y: (x[:0], y[:0]), "the data set is empty"),
@@ -258,19 +260,19 @@ def test_calibration_inputs_of_another_width_are_refused_by_their_shape():
         )
 
 
-def test_a_head_with_a_single_logit_is_refused_with_the_way_to_two():
+@pytest.mark.parametrize("last", [nn.Identity(), nn.Sigmoid(), nn.Flatten(0)])
+def test_a_single_logit_becomes_that_of_the_second_of_two_classes(last):
     torch.manual_seed(0)
     sigmoid = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1)).eval()
-    x = torch.randn(300, 5)
-    y = (sigmoid(x) > sigmoid(x).median()).long().ravel()
-    with pytest.raises(UserError, match=r"'2' returns a single logit.*nn\.Linear\(4, 2\)"):
-        ds.attach(sigmoid, head="2", train=(x, y), calibration=(x, y), progress=False)
-    two = nn.Linear(4, 2)
     with torch.no_grad():
-        two.weight.copy_(torch.cat([torch.zeros(1, 4), sigmoid[2].weight]))
-        two.bias.copy_(torch.cat([torch.zeros(1), sigmoid[2].bias]))
-    model = nn.Sequential(*sigmoid[:2], two)
-    assert torch.allclose(model(x).softmax(1)[:, 1], sigmoid(x).sigmoid().ravel(), atol=1e-6)
+        sigmoid[2].bias -= sigmoid(torch.randn(500, 5)).median()
+    model = nn.Sequential(*sigmoid, last)
+    x, other = torch.randn(300, 5), torch.randn(120, 5)
+    y, its = ((sigmoid(each) > 0).long().ravel() for each in (x, other))
+    sets = {"train": (x, y), "calibration": (other, its)}
+    method = ds.attach(model, **sets, method="deterministic", progress=False)
+    assert method.calibration.head == "2"
+    assert torch.allclose(method.predict(x).probs[:, 1], sigmoid(x).sigmoid().ravel(), atol=1e-6)
 
 
 def test_a_head_that_answers_for_every_token_is_refused():
@@ -278,7 +280,9 @@ def test_a_head_that_answers_for_every_token_is_refused():
     sets = {
         n: (torch.randint(0, 10, (120, 7)), torch.arange(120) % 3) for n in ("train", "calibration")
     }
-    with pytest.raises(UserError, match=r"shape \(1, 7, 8\): it answers for every token or pixel"):
+    with pytest.raises(
+        UserError, match=r"shape \(13, 7, 3\), an answer for every token \(token cl"
+    ):
         ds.attach(tagger, head="1", **sets, progress=False)
 
 
@@ -333,7 +337,7 @@ def attach_with_head(model, head):
             "fc",
             "its outputs rank the classes differently from the model's",
         ),
-        (nn.Identity(), "hidden.0", r"that gives shape \(1, 16\), the model \(1, 3\)"),
+        (nn.Identity(), "hidden.0", r"that gives shape \(13, 16\), the model \(13, 3\)"),
     ],
     ids=["wrong layer", "negated", "negated logits", "wrong shape"],
 )
@@ -355,17 +359,26 @@ class Cosine(nn.Linear):
         return super().forward(nn.functional.normalize(z))
 
 
-@pytest.mark.parametrize("changed_by", ["subclass", "hook", "hook that cuts"])
-def test_a_head_that_is_more_than_linear_is_refused(changed_by):
+@pytest.mark.parametrize("changed_by", ["subclass", "hook"])
+@pytest.mark.parametrize("head", ["2", None], ids=["named", "found"])
+def test_a_head_that_is_more_than_linear_is_read_by_its_logits(changed_by, head):
     torch.manual_seed(0)
-    head = Cosine(16, 3) if changed_by == "subclass" else nn.Linear(16, 3)
+    layer = Cosine(16, 3) if changed_by == "subclass" else nn.Linear(16, 3)
     if changed_by == "hook":
-        head.register_forward_hook(lambda layer, inputs, output: output + torch.eye(3)[0])
-    if changed_by == "hook that cuts":
-        head.register_forward_hook(lambda layer, inputs, output: output[:, :2])
-    model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), head).eval()
-    with pytest.raises(UserError, match=r"the layer '2' \((Cosine|Linear)\) does not return W z"):
-        attach_with_head(model, "2")
+        layer.register_forward_hook(lambda layer, inputs, output: output - output.roll(1, 1))
+    model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), layer).eval()
+    sets, x = {}, torch.randn(9, 5)
+    with torch.no_grad():
+        layer.bias -= model(torch.randn(500, 5)).mean(0)
+        for name in ("train", "calibration"):
+            inputs = torch.randn(200, 5)
+            sets[name] = inputs, model(inputs).argmax(1)
+        plain = ds.attach(model, head=head, **sets, method="deterministic", progress=False)
+        assert torch.allclose(plain.predict(x).probs, model(x).softmax(1), atol=1e-6)
+    ours = ds.attach(model, head=head, **sets, progress=False)
+    assert torch.equal(ours.predict(x).labels, model(x).argmax(1))
+    with pytest.raises(UserError, match="'vim' computes with the weights of a linear head"):
+        ds.attach(model, head=head, **sets, method="vim", progress=False)
 
 
 class Cooled(nn.Module):
@@ -412,10 +425,22 @@ def test_a_config_that_would_train_the_model_again_is_refused():
         attached(build("perceptron"), method=DensitySoftmax.Config())
 
 
-@pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16, torch.float16])
-def test_a_model_of_another_precision_is_refused(precision):
-    with pytest.raises(UserError, match=rf"computes in {precision}: pass model\.float\(\)"):
-        attach_with_head(Narrow(nn.Identity()).to(precision), "fc")
+def test_a_model_in_double_precision_is_refused():
+    with pytest.raises(UserError, match=r"computes in torch.float64: pass model\.float\(\)"):
+        attach_with_head(Narrow(nn.Identity()).double(), "fc")
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_keeps_it_and_its_answers(precision):
+    model = build("convolutional")
+    sets = {"train": data(model, 300, 1), "calibration": data(model, 100, 2)}
+    x, half = data(model, 16, 3)[0], copy.deepcopy(model).to(precision)
+    method = ds.attach(half, **sets, method="deterministic", engine=ENGINE, progress=False)
+    assert {weight.dtype for weight in half.parameters()} == {precision}
+    expected = half(x.to(precision)).float().exp()
+    assert torch.allclose(method.predict(x).probs, expected, atol=0.02)
+    ours = ds.attach(half, **sets, engine=ENGINE, progress=False).predict(x)
+    assert all(part.dtype == torch.float32 and part.isfinite().all() for part in ours)
 
 
 def test_a_single_name_of_a_layer_is_refused():

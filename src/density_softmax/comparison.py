@@ -29,8 +29,7 @@ from density_softmax.nn.execution import seeded
 from density_softmax.posthoc import (
     DEFAULT,
     around,
-    around_checked,
-    check_kind,
+    found_in,
     layers_of,
     posthoc_config,
     posthoc_kinds,
@@ -40,7 +39,7 @@ from density_softmax.runs.comparison import PLAIN, ROWS, SCALED, Contender, Cont
 from density_softmax.runs.evaluation import latency_metrics
 from density_softmax.runs.run import variant_text
 from density_softmax.training import Values
-from density_softmax.types import Row, Source
+from density_softmax.types import Inputs, Row, Source
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -59,14 +58,14 @@ SHARED = 0.01
 def compare(
     model: nn.Module,
     *,
-    head: str,
     train: Any,
     calibration: Any,
     test: Any,
+    head: str | None = None,
     shifts: Mapping[str, Any] | None = None,
     ood: Mapping[str, Any] | None = None,
     methods: Literal["all"] | Sequence[str | MethodConfig] = "all",
-    layers: Sequence[str] = (),
+    layers: Sequence[str] | None = None,
     latency: bool = False,
     num_resamples: int = 500,
     seed: int = 0,
@@ -79,16 +78,17 @@ def compare(
     the labels are those of the test set's classes, of OOD sets they are ignored.
 
     Args:
-        model: any classifier with a linear head.
-        head: the name of its last linear layer, e.g. "fc".
+        model: any classifier that gives one answer per input.
         train: what it was trained on: a DataLoader, a Dataset or a pair (inputs, labels).
         calibration: in-domain data that it was not trained on, in the same form.
         test: in-domain data that were used for nothing before.
+        head: the name of its last linear layer; by default it is found, as by `attach`.
         shifts: by name, data of the same classes under other conditions, e.g. {"fog": ...}.
         ood: by name, data of something else; pairs, loaders, or arrays of inputs alone.
         methods: "all", or names such as "knn" and settings of post-hoc methods. The plain network
             and temperature scaling are always among them.
-        layers: names of shallow layers for the methods that read layers.
+        layers: names of shallow layers for the methods that read layers; by default they are
+            chosen, as by `attach`.
         latency: whether to measure it too: every method in turn with the plain network.
         num_resamples: of the bootstrap; each takes the images of a set with replacement.
         seed: decides every random draw.
@@ -96,15 +96,16 @@ def compare(
         progress: draw progress bars.
     """
     began = time.perf_counter()
-    encoder, configs = Headless(model, head), _configs(methods, layers)
-    check_kind(encoder)
-    sources: dict[str, Source] = dict(inspected(encoder.head.out_features, train, calibration))
-    sources |= _evaluated(encoder.head.out_features, test, shifts or {}, ood or {})
+    posthoc_config(DEFAULT, layers or ())  # refused before the data are read
+    source = as_source(train)
+    encoder, layers, example = found_in(model, source, head, layers)
+    configs = _configs(methods, layers)
+    sources: dict[str, Source] = dict(inspected(encoder.num_classes, source, calibration))
+    sources |= _evaluated(encoder.num_classes, test, shifts or {}, ood or {})
     engine = engine or EngineConfig()
     fabric = start(engine)
-    example = next(sources["train"].read([[0]], encoder.head.weight.device)).x
     built, notes = _built(encoder, configs, example, seed)
-    reader = around_checked(encoder, posthoc_config(DEFAULT, layers), example)
+    reader = around(encoder, posthoc_config(DEFAULT, layers), example)
     fabric.to_device(reader)
     with Bars(progress and fabric.is_global_zero) as bars:
         read = partial(read_rows, fabric, reader, logits=encoder.logits, config=engine, bars=bars)
@@ -195,7 +196,10 @@ def _judged(rows: Mapping[str, Values], num_classes: int) -> list[str]:
 
 
 def _built(
-    encoder: Headless, configs: Mapping[Contender, MethodConfig], example: Tensor, seed: int
+    encoder: Headless,
+    configs: Mapping[Contender, MethodConfig],
+    example: Tensor | Inputs,
+    seed: int,
 ) -> tuple[dict[Contender, Method], list[str]]:
     """Every method around the network, and notes on those that cannot be built."""
     notes: list[str] = []

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from density_softmax.data.loaders import as_source
 from density_softmax.data.sources import ArraySource
 from density_softmax.engine import EngineConfig, fit, start
 from density_softmax.engine.calibration import (
@@ -28,25 +28,27 @@ from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.methods.posthoc import PostHocConfig
-from density_softmax.nn.backbones.headless import Headless
+from density_softmax.nn.backbones.headless import Headless, unwrapped
 from density_softmax.nn.execution import seeded
+from density_softmax.nn.finding import NUM_PROBED, find_head, probe, shallow_layers
 from density_softmax.nn.softmax.head import Head
-from density_softmax.nn.taps import CallRecorder
 from density_softmax.recipes.attach import closed_form
 from density_softmax.serve.card import thresholds_of
-from density_softmax.types import Calibration, Source
+from density_softmax.types import Calibration, Inputs, Source
 
 # What `attach` attaches if nothing else is asked for.
 DEFAULT = "density_softmax"
+# Quantiles of held-out uncertainty that are kept: typicality is told to a quarter of a percent.
+NUM_KNOTS = 401
 
 
 def attach(
     model: nn.Module,
     *,
-    head: str,
     train: Any,
     calibration: Any,
-    layers: Sequence[str] = (),
+    head: str | None = None,
+    layers: Sequence[str] | None = None,
     method: str | MethodConfig = DEFAULT,
     seed: int = 0,
     engine: EngineConfig | None = None,
@@ -64,14 +66,16 @@ def attach(
     `CalibrationWarning`. `summary()` of the result tells what was found and what it changed.
 
     Args:
-        model: any classifier with a linear head.
-        head: the name of its last linear layer, e.g. "fc".
+        model: any classifier that gives one answer per input.
         train: what it was trained on: a DataLoader, a Dataset or a pair (inputs, labels).
         calibration: in-domain data that it was not trained on, in the same form.
+        head: the name of its last linear layer, e.g. "fc". By default the layer whose output is
+            the model's answer is found by running the model on a few training samples. If that
+            layer does not return W z + b, its inputs and the model's own logits are read.
         layers: names of shallow layers for a density to read, e.g. ["layer1", "layer2"]. They
             see corruptions that the last features hide; those have a density of their own, and
-            the classifier's energy is added: both see OOD classes. If no layers are given, only the
-            last features are used.
+            the classifier's energy is added: both see OOD classes. By default they are chosen by
+            the kind of network; with (), only the last features are used.
         method: another post-hoc method by its name, such as "knn", or the settings of one in
             detail, `layers` included. These must not train the network: `descent` is None, of
             Density-Softmax `representation`.
@@ -79,16 +83,62 @@ def attach(
         engine: devices, processes and precision.
         progress: draw progress bars, and print NLL and ECE before and after.
     """
-    encoder, config = Headless(model, head), posthoc_config(method, layers)
-    check_kind(encoder)
-    sources = inspected(encoder.head.out_features, train, calibration)
-    device = next(model.parameters()).device
-    with seeded(seed, device):
-        example = next(sources["train"].read([[0]], device)).x
-        attached = around_checked(encoder, config, example)
+    posthoc_config(method, layers or ())  # refused before the data are read
+    source = as_source(train)
+    encoder, chosen, example = found_in(model, source, head, layers)
+    config = posthoc_config(method, _read_by(method, chosen) if layers is None else layers)
+    sources = inspected(encoder.num_classes, source, calibration)
+    with seeded(seed, example.device):
+        attached = around(encoder, config, example)
     options: dict[str, Any] = {"seed": seed, "engine": engine, "progress": progress}
     fit_calibrated(attached, encoder, sources, layers=layers_of(config) or (), **options)
     return attached
+
+
+def found_in(
+    model: nn.Module, train: Source, head: str | None, layers: Sequence[str] | None
+) -> tuple[Headless, tuple[str, ...], Tensor | Inputs]:
+    """A trained model as an encoder, the layers to read, and an input like those it reads.
+
+    Args:
+        model: the trained classifier.
+        train: what it was trained on.
+        head: the name of its head; None finds it.
+        layers: names of layers to read; None chooses them by the kind of network.
+    """
+    model = unwrapped(model)
+    device = _device_of(model)
+    rows = range(min(NUM_PROBED, len(train)))
+    x = next(train.read([rows], device)).x
+    probed = probe(model, _finite(x))
+    site = find_head(probed, head)
+    chosen = shallow_layers(probed, site, len(train)) if layers is None else tuple(layers)
+    return Headless(model, site), chosen, x[:1]
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    """Where the model is; refuse one that cannot compute, or not with what is fitted to it."""
+    weights = [each for each in model.parameters() if each.is_floating_point()]
+    if not weights:
+        raise UserError(f"the model, a {type(model).__name__}, has no weights: pass a trained one")
+    if weights[0].is_meta:
+        raise UserError("the model is on the device meta, without weights: load them first")
+    if weights[0].dtype == torch.float64:
+        raise UserError("the model computes in torch.float64: pass model.float()")
+    return weights[0].device
+
+
+def _finite(x: Tensor | Inputs) -> Tensor | Inputs:
+    """Inputs without NaN, which the first pass over all data tells by its row."""
+    if isinstance(x, Inputs):
+        return Inputs({name: each.nan_to_num() for name, each in x.tensors.items()})
+    return x.nan_to_num()
+
+
+def _read_by(method: str | MethodConfig, layers: tuple[str, ...]) -> tuple[str, ...]:
+    """Layers that were chosen, if the method reads any and does not name its own."""
+    reads = isinstance(method, str) and layers_of(posthoc_config(method)) is not None
+    return layers if reads else ()
 
 
 def posthoc_kinds() -> list[str]:
@@ -198,14 +248,18 @@ def fit_calibrated(
         **_measured(method, heldout, seed, engine.predict_batch_size),
     )
     if shown:
-        print(f"attached to {encoder.head_name}: {method.calibration.change()}")
+        found = "\n".join([method.calibration.read(), f"  {method.calibration.change()}"])
+        print(f"attached to {found}")
 
 
 def _measured(method: Method, heldout: ArraySource, seed: int, batch_size: int) -> dict[str, Any]:
     """The scores of a fitted method, and thresholds for its epistemic uncertainty."""
     probs = cross_validate(method, heldout.x, heldout.y, seed, batch_size)
     epistemic = predict_features(method, heldout.x, batch_size).epistemic
-    return {"after": scores(probs, heldout.y), "thresholds": thresholds_of(epistemic.numpy())}
+    levels = torch.linspace(0, 1, min(NUM_KNOTS, len(epistemic)), dtype=torch.float64)
+    knots = torch.quantile(epistemic.double(), levels, interpolation="higher")
+    found = {"thresholds": thresholds_of(epistemic.numpy()), "knots": tuple(knots.tolist())}
+    return {"after": scores(probs, heldout.y), **found}
 
 
 def _temperature(method: Method) -> float | None:
@@ -214,49 +268,7 @@ def _temperature(method: Method) -> float | None:
     return heads[0].temperature.item() if heads else None
 
 
-def check_kind(encoder: Headless) -> None:
-    """Refuse a head whose outputs are not the logits of a softmax in single precision.
-
-    Args:
-        encoder: the trained model.
-    """
-    head = encoder.head
-    if head.weight.dtype != torch.float32:
-        raise UserError(f"the model computes in {head.weight.dtype}: pass model.float()")
-    if head.weight.is_meta:
-        raise UserError("the model is on the device meta, without weights: load them first")
-    if head.out_features == 1:
-        raise UserError(
-            f"the head '{encoder.head_name}' returns a single logit, of a sigmoid: replace it by "
-            f"two = nn.Linear({head.in_features}, 2) whose first row and bias are 0 and whose "
-            "second are those of the head; its softmax is the same model"
-        )
-
-
-def around_checked(encoder: Headless, config: MethodConfig, example: Tensor) -> Method:
-    """`around`, whose only pass also tells whether the head gives what the model returns.
-
-    Args:
-        encoder: the trained model, as an encoder.
-        config: the settings of the method.
-        example: a batch of inputs, (batch, ...).
-    """
-
-    def read(name: str, inputs: Any, output: Any) -> Any:
-        if name != encoder.head_name or not inputs:  # of which Headless tells
-            return output
-        _check_linear(encoder, inputs[0], output)
-        return output.clone()  # what follows the head may overwrite it
-
-    recorder = CallRecorder(("", encoder.head_name), read)
-    with recorder.recording(encoder.model):
-        method = around(encoder, config, example)
-    outputs = recorder.pop()
-    _check_head(encoder, outputs[encoder.head_name], outputs[""])
-    return method
-
-
-def around(encoder: Headless, config: MethodConfig, example: Tensor) -> Method:
+def around(encoder: Headless, config: MethodConfig, example: Tensor | Inputs) -> Method:
     """An unfitted method that shares its head with the trained model.
 
     Args:
@@ -264,47 +276,13 @@ def around(encoder: Headless, config: MethodConfig, example: Tensor) -> Method:
         config: the settings of the method.
         example: a batch of inputs, (batch, ...).
     """
-    method = config.build(encoder, encoder.head.out_features, example)
+    if encoder.num_logits and isinstance(config, PostHocConfig) and config.reads_weights:
+        raise UserError(
+            f"'{config.kind}' computes with the weights of a linear head, and the answer of this "
+            f"model is not W z + b of its layer '{encoder.head_name}': choose a method that reads "
+            "features and logits, such as density_softmax, mahalanobis, knn or energy"
+        )
+    method = config.build(encoder, encoder.num_classes, example)
     assert isinstance(method.head, Head)
     method.head.linear = encoder.head
     return method
-
-
-def _check_linear(encoder: Headless, z: Tensor, logits: Any) -> None:
-    """Refuse a head that is more than W z + b, which is all that is taken from it.
-
-    Called while the model runs: precision and a parametrised W are those of the pass.
-    """
-    expected = F.linear(z, encoder.head.weight, encoder.head.bias)
-    alike = isinstance(logits, Tensor) and logits.shape == expected.shape
-    if not alike or not expected.allclose(logits, atol=1e-3 * expected.abs().max().item()):
-        raise UserError(
-            f"the layer '{encoder.head_name}' ({type(encoder.head).__name__}) does not return "
-            "W z + b: a subclass or a hook changes it; attach needs a plain linear head"
-        )
-
-
-def _check_head(encoder: Headless, logits: Tensor, answer: Any) -> None:
-    """Refuse a head whose outputs rank the classes differently from the model's.
-
-    A softmax or a temperature behind the head changes no order. Of models that do not return a
-    tensor, `logits` is compared, if there is such a thing.
-    """
-    answer = getattr(answer, "logits", answer)
-    if not isinstance(answer, Tensor):
-        return
-    difference = None
-    if answer.shape != logits.shape:
-        difference = f"that gives shape {tuple(logits.shape)}, the model {tuple(answer.shape)}"
-    elif (_in_order_of(logits, answer).diff() < -1e-5 * answer.abs().max()).any():
-        difference = "its outputs rank the classes differently from the model's"
-    if difference:
-        linear = [n for n, m in encoder.model.named_modules() if isinstance(m, nn.Linear)]
-        raise UserError(
-            f"the model does not answer with its layer '{encoder.head_name}': {difference}; "
-            f"linear layers are: {', '.join(linear)}"
-        )
-
-
-def _in_order_of(keys: Tensor, values: Tensor) -> Tensor:
-    return values.gather(-1, keys.argsort(-1))

@@ -5,17 +5,124 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from density_softmax.errors import UserError
+
+
+@final
+class Inputs:
+    """A batch for a network that is called with several tensors, or by keyword.
+
+    It is counted, indexed and moved as a tensor of (batch, ...) is.
+
+    Args:
+        tensors: by the name of the argument, each (batch, ...); "0", "1", ... go by position.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = dict(tensors)
+        sizes = {name: len(each) for name, each in self.tensors.items()}
+        if len(set(sizes.values())) != 1:
+            found = ", ".join(f"{name} {size}" for name, size in sizes.items()) or "none"
+            raise UserError(f"inputs that differ in their number of rows: {found}; pass a row each")
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def __getitem__(self, rows: Any) -> Inputs:
+        """Some of the rows."""
+        return Inputs({name: each[rows] for name, each in self.tensors.items()})
+
+    def __repr__(self) -> str:
+        """Names, shapes and types."""
+        shown = (f"{n} {tuple(t.shape)} {t.dtype}" for n, t in self.tensors.items())
+        return f"Inputs({', '.join(shown)})"
+
+    def to(self, *where: Any, **options: Any) -> Inputs:
+        """On another device."""
+        return Inputs({name: each.to(*where, **options) for name, each in self.tensors.items()})
+
+    def index_select(self, dim: int, rows: Tensor) -> Inputs:
+        """Some of the rows."""
+        return Inputs({name: each.index_select(dim, rows) for name, each in self.tensors.items()})
+
+    @property
+    def _first(self) -> Tensor:
+        return next(iter(self.tensors.values()))
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self._first.device
+
+    @property
+    def positional(self) -> list[Tensor]:
+        """Those without a name."""
+        return [each for name, each in self.tensors.items() if name.isdigit()]
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """Those that are passed by keyword."""
+        return {name: each for name, each in self.tensors.items() if not name.isdigit()}
+
+
+# What a batch or its rows call their labels, in the order in which they are looked for.
+LABELS = ("labels", "label", "targets", "target", "y")
+
+
+def as_inputs(values: Any) -> Inputs | None:
+    """What a network is called with, of a mapping or of several tensors; None if it is neither.
+
+    Labels, texts and other things that are no numbers are left out.
+
+    Args:
+        values: a mapping such as a tokenizer returns, or a tuple of tensors or arrays.
+    """
+    if isinstance(values, Inputs):
+        return values
+    if isinstance(values, tuple | list):
+        several = len(values) > 0 and all(isinstance(e, Tensor | np.ndarray) for e in values)
+        values = {str(number): each for number, each in enumerate(values)} if several else None
+    if not isinstance(values, Mapping):
+        return None
+    given = {str(name): each for name, each in values.items() if name not in LABELS}
+    found = {name: _numbers_or_none(each) for name, each in given.items()}
+    tensors = {n: each for n, each in found.items() if each is not None and each.ndim > 0}
+    if not tensors:
+        names = ", ".join(map(str, values))
+        raise UserError(f"inputs are a {type(values).__name__} of {names}: none of it is a tensor")
+    return Inputs(tensors)
+
+
+def without_labels(item: Any) -> Any:
+    """The inputs of what a DataLoader yields.
+
+    Args:
+        item: inputs, alone or in a list; a pair (inputs, labels); a mapping, perhaps with labels.
+    """
+    return item[0] if isinstance(item, tuple | list) and 0 < len(item) <= 2 else item
+
+
+def _numbers_or_none(values: Any) -> Tensor | None:
+    try:
+        found = as_numbers(values)
+    except ValueError:  # rows that differ in length
+        return None
+    return found.float() if found is not None and found.dtype == torch.float64 else found
+
 
 class Batch(NamedTuple):
-    """What a loss sees: inputs (or cached features) and their labels."""
+    """What a loss sees: inputs (or cached features) and their labels.
 
-    x: Tensor
+    `x` is a tensor, or `Inputs` of a network that is called with several.
+    """
+
+    x: Any
     y: Tensor
 
 
@@ -91,6 +198,7 @@ class Calibration:
         thresholds: by share of false alarms, the epistemic uncertainty that this share of the
             calibration samples exceeds.
         warnings: what is weak about the data.
+        knots: quantiles of the epistemic uncertainty of the calibration samples, ascending.
     """
 
     head: str
@@ -102,27 +210,31 @@ class Calibration:
     after: Scores
     thresholds: Mapping[float, float]
     warnings: tuple[str, ...]
+    knots: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Calibration:
         """From what `dataclasses.asdict` gave, or JSON made of it."""
         scores = {name: Scores(**values[name]) for name in ("before", "after")}
-        texts = {name: tuple(values[name]) for name in ("layers", "warnings")}
+        texts = {name: tuple(values.get(name, ())) for name in ("layers", "warnings", "knots")}
         thresholds = {float(share): value for share, value in values["thresholds"].items()}
         return cls(**{**values, **scores, **texts, "thresholds": thresholds})
 
     def lines(self) -> list[str]:
         """A few lines of text."""
-        layers = f"; layers {', '.join(self.layers)}" if self.layers else ""
         shares = ", ".join(f"{share:.0%}: {value:.4g}" for share, value in self.thresholds.items())
         temperature = "" if self.temperature is None else f"temperature {self.temperature:.3g}; "
         return [
-            f"  head {self.head}{layers}",
+            f"  {self.read()}",
             f"  {self.num_train:,} training and {self.num_calibration:,} calibration samples",
             f"  {temperature}epistemic thresholds by share of false alarms {shares}",
             f"  {self.change()}",
             *(f"  warning: {warning}" for warning in self.warnings),
         ]
+
+    def read(self) -> str:
+        """Which layers are read, in one line."""
+        return f"head {self.head}" + (f"; layers {', '.join(self.layers)}" if self.layers else "")
 
     def change(self) -> str:
         """What became of NLL and ECE, in one line."""
@@ -247,3 +359,12 @@ def as_numbers(values: Any) -> Tensor | None:
     # Torch takes neither read-only arrays nor negative strides: such are copied.
     array = np.require(values, requirements=["C", "W"])
     return torch.as_tensor(array) if array.dtype.kind in "biuf" else None
+
+
+def tensors_of(x: Tensor | Inputs) -> list[Tensor]:
+    """The tensors of a batch, each (batch, ...).
+
+    Args:
+        x: a batch.
+    """
+    return list(x.tensors.values()) if isinstance(x, Inputs) else [x]

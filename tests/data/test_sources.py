@@ -293,19 +293,16 @@ ROW = X[0]
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
-        (
-            {"image": ROW, "label": 1},
-            r"gives a dict of image, label: yield \(inputs, integer labels\).*collate_fn",
-        ),
+        ({"image": ROW, "class": 1}, r"of image, class has no entry `labels`: yield.*collate_fn"),
         ((ROW, 1, "name"), "gives a list of 3: yield"),
         (ROW, "gives a Tensor: yield"),
-        (({"ids": ROW}, 1), "inputs that are a dict of ids: yield"),
-        (((ROW, ROW), 1), "inputs that are a list of 2: yield"),
+        (({"text": "a"}, 1), "inputs are a dict of text: none of it is a tensor"),
+        (("a text", 1), "inputs are text: they must be numbers"),
         ((ROW, "cat"), r"labels are text: encode them as integers 0\.\.K-1 .*LabelEncoder"),
         ((ROW, 0.5), "label 0.5 is no whole number"),
         ((ROW, torch.tensor([0, 1])), r"labels of shape \(2, 2\): .*argmax\(1\)"),
     ],
-    ids=["dict", "three", "inputs only", "dict of inputs", "two inputs", "text", "half", "one-hot"],
+    ids=["dict", "three", "inputs only", "dict of texts", "texts", "text", "half", "one-hot"],
 )
 def test_batch_that_is_not_inputs_and_labels_is_refused(sample: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
@@ -472,6 +469,23 @@ def test_data_and_metrics_import_heavy_packages_only_when_they_are_used() -> Non
     assert done.stderr.strip() == ""
 
 
-def test_a_dict_of_arrays_is_refused_by_its_names() -> None:
-    with pytest.raises(UserError, match=r"a dict of x, y: pass a pair \(inputs, labels\)"):
-        as_source({"x": X, "y": Y})
+def test_a_dict_of_arrays_has_inputs_and_labels() -> None:
+    batch = next(as_source({"x": X, "length": Y, "labels": Y}).read([[2, 0]], CPU))
+    assert torch.equal(batch.x.tensors["x"], torch.as_tensor(X)[[2, 0]])
+    assert list(batch.x.tensors) == ["x", "length"]
+    assert torch.equal(batch.y, torch.as_tensor(Y)[[2, 0]])
+
+
+@pytest.mark.parametrize(
+    ("sample", "names"),
+    [
+        ({"image": ROW, "label": 1, "file": "a.png"}, ["image"]),
+        (({"ids": ROW, "mask": ROW}, 1), ["ids", "mask"]),
+        (((ROW, ROW), 1), ["0", "1"]),
+    ],
+    ids=["labelled dict", "dict", "two"],
+)
+def test_several_inputs_of_a_data_set_keep_their_names(sample: object, names: list[str]) -> None:
+    (batch,) = as_source(Samples(sample, sample)).read([[0, 1]], CPU)
+    assert list(batch.x.tensors) == names
+    assert batch.y.tolist() == [1, 1]

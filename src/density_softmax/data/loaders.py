@@ -25,9 +25,12 @@ from torch.utils.data import (
 
 from density_softmax.data.sources import ArraySource
 from density_softmax.errors import UserError
-from density_softmax.types import Batch, Source, as_numbers
+from density_softmax.types import LABELS, Batch, Inputs, Source, as_inputs, as_numbers
 
-_REMEDY = "yield (inputs, integer labels); a collate_fn can make them of anything else"
+_REMEDY = (
+    "yield (inputs, integer labels), several inputs as a dict or a tuple, or a dict that has "
+    "`labels`; a collate_fn can make them of anything else"
+)
 
 
 def as_source(data: Any) -> Source:
@@ -35,6 +38,7 @@ def as_source(data: Any) -> Source:
 
     Args:
         data: a source, a DataLoader, a map-style Dataset, or a pair of arrays (inputs, labels).
+            Several inputs are a dict or a tuple; a dict with `labels` has both.
     """
     if isinstance(data, Source):
         return data
@@ -44,13 +48,11 @@ def as_source(data: Any) -> Source:
         _check_countable(data)
         return DatasetSource(DataLoader(data, batch_size=None, shuffle=True))
     if isinstance(data, tuple) and len(data) == 2:
-        x, y = _as_inputs(data[0]), _as_labels(data[1])
-        return ArraySource(x.cpu().contiguous(), y.cpu())
+        x, y = _several_or_one(data[0]), _as_labels(data[1])
+        return ArraySource(x.to("cpu"), y.cpu())
     if isinstance(data, Mapping):
-        raise UserError(
-            f"the data are a {type(data).__name__} of {', '.join(map(str, data))}: pass a pair "
-            "(inputs, labels)"
-        )
+        batch = _as_batch(data)
+        return ArraySource(batch.x.to("cpu"), batch.y.cpu())
     raise TypeError(
         f"cannot read data from a {type(data).__name__}: "
         "pass a DataLoader, a Dataset or a pair (inputs, labels)"
@@ -206,15 +208,32 @@ def _seeded(sampler: Any, seed: int) -> Iterator[None]:
 
 def _as_batch(item: Any) -> Batch:
     """Return what a DataLoader gave as a batch; refuse anything but inputs and their labels."""
+    if isinstance(item, Mapping):
+        item = _labelled(item)
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise UserError(f"the data set gives {_described(item)}: {_REMEDY}")
     x, y = item
-    if not isinstance(x, Tensor | np.ndarray):
+    if not isinstance(x, Tensor | np.ndarray | Mapping | tuple | list):
         raise UserError(f"the data set gives inputs that are {_described(x)}: {_REMEDY}")
-    batch = Batch(_as_inputs(x), _as_labels(y))
+    batch = Batch(_several_or_one(x), _as_labels(y))
     if len(batch.x) != len(batch.y):
         raise UserError(f"a batch has {len(batch.x)} inputs but {len(batch.y)} labels: {_REMEDY}")
     return batch
+
+
+def _labelled(item: Mapping[Any, Any]) -> tuple[Any, Any]:
+    """Inputs and labels of a mapping that has both."""
+    name = next((name for name in LABELS if name in item), None)
+    if name is None:
+        raise UserError(f"{_described(item)} has no entry `labels`: {_REMEDY}")
+    return item, item[name]
+
+
+def _several_or_one(x: Any) -> Tensor | Inputs:
+    """Inputs as a tensor, or as those of a network that is called with several."""
+    if isinstance(x, tuple | list) and not any(isinstance(each, Tensor | np.ndarray) for each in x):
+        return _as_inputs(x).contiguous()
+    return as_inputs(x) or _as_inputs(x).contiguous()
 
 
 def _as_inputs(x: Any) -> Tensor:

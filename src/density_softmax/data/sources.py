@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from density_softmax.config import ConfigError, Family
 from density_softmax.errors import DataError, UserError
-from density_softmax.types import Batch, Data, Source, Split
+from density_softmax.types import Batch, Data, Inputs, Source, Split
 
 Indices: TypeAlias = NDArray[np.intp]
 
@@ -64,12 +64,15 @@ class ArraySource(ShuffledSource):
         preparation: applied to every batch; None uses the inputs as they are.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, preparation: Preparation | None = None) -> None:
+    def __init__(
+        self, x: Tensor | Inputs, y: Tensor, preparation: Preparation | None = None
+    ) -> None:
         if len(x) != len(y):
             raise UserError(f"{len(x)} inputs but {len(y)} labels: each input needs one label")
         if len(x) == 0:
             raise UserError("the data set is empty: it needs at least one sample")
-        self.x, self.y, self.preparation = x, y, preparation
+        self.x: Any = x
+        self.y, self.preparation = y, preparation
 
     def __len__(self) -> int:
         return len(self.x)

@@ -167,6 +167,12 @@ def _sampling_message(model: Method) -> str:
 
 
 def _as_batch(model: Method, example: Any) -> Tensor:
+    if isinstance(example, Mapping) or model.example_inputs is not None:
+        names = ", ".join(map(str, model.example_inputs or example))
+        raise UserError(
+            f"the model is called with {names}, and an exported graph takes one tensor: save it "
+            "with model.save, or attach to a module that makes these of one tensor"
+        )
     x = torch.as_tensor(np.asarray(example) if isinstance(example, list) else example)
     if x.ndim < 2 or len(x) == 0:
         raise UserError(f"example of shape {tuple(x.shape)}: pass a batch of at least one input")

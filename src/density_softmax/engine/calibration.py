@@ -17,7 +17,7 @@ from density_softmax.methods.base import Method
 from density_softmax.metrics.scoring import accuracy, ece, nll
 from density_softmax.nn.execution import explained, seeded
 from density_softmax.training import Estimate, Stage, Values
-from density_softmax.types import Batch, Prediction, Scores, Source
+from density_softmax.types import Batch, Inputs, Prediction, Scores, Source, tensors_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -78,25 +78,31 @@ def read_rows(
     return collect(fabric, source, rows, config.predict_batch_size, tick=bar.advance)
 
 
-def digests(x: Tensor) -> Tensor:
+def digests(x: Tensor | Inputs) -> Tensor:
     """64 bits for each input, alike just if the inputs are, (batch,).
+
+    Zeros at the end of token numbers are padding, and other batches may have less of it.
 
     Args:
         x: inputs, (batch, ...).
     """
-    flat = x.detach().flatten(1)
-    flat = flat[:, :: max(1, flat.shape[1] // NUM_HASHED)].cpu().contiguous()
-    hashes = (hashlib.blake2b(row.data, digest_size=8) for row in flat.view(torch.uint8).numpy())
+    hashes = [hashlib.blake2b(digest_size=8) for _ in range(len(x))]
+    for part in tensors_of(x):
+        flat = part.detach().flatten(1)
+        flat = flat[:, :: max(1, flat.shape[1] // NUM_HASHED)].cpu().contiguous()
+        for each, row in zip(hashes, flat.view(torch.uint8).numpy(), strict=True):
+            each.update(row.data if part.is_floating_point() else row.tobytes().rstrip(b"\0"))
     values = [int.from_bytes(each.digest(), "little", signed=True) for each in hashes]
     return torch.tensor(values, dtype=torch.int64)
 
 
-def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+def _moments(x: Tensor | Inputs) -> tuple[Tensor, Tensor]:
     """Mean and mean absolute value of each input; 0 for token numbers, which have no scale."""
-    if not x.is_floating_point() and x.dtype != torch.uint8:
+    scaled = [t for t in tensors_of(x) if t.is_floating_point() or t.dtype == torch.uint8]
+    if not scaled:
         zero = torch.zeros(len(x), device=x.device)
         return zero, zero
-    flat = x.float().flatten(1)
+    flat = torch.cat([each.float().flatten(1) for each in scaled], 1)
     return flat.mean(1), flat.abs().mean(1)
 
 

@@ -30,7 +30,7 @@ from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.nn.execution import explained
 from density_softmax.training import Estimate, Stage, Train, Values
-from density_softmax.types import Batch, Source
+from density_softmax.types import Batch, Source, tensors_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -140,7 +140,8 @@ def _explained(
     train, heldout = (sources[split].inspection.example for split in ("train", "heldout"))
     if train is None:
         return error
-    x = train if heldout is None or heldout.shape[1:] == train.shape[1:] else heldout
+    shapes = [[t.shape[1:] for t in tensors_of(x)] for x in (train, heldout) if x is not None]
+    x = train if heldout is None or shapes[0] == shapes[1] else heldout
     found = explained(error, x, method.example_shape, method.example_dtype)
     precision = next(method.parameters()).dtype
     if found is error or precision == torch.float32:

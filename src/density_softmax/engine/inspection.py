@@ -12,7 +12,7 @@ from density_softmax.data.sources import ArraySource
 from density_softmax.engine.passes import all_reduce
 from density_softmax.errors import UserError
 from density_softmax.nn.classifier import Classifier
-from density_softmax.types import Batch, Source
+from density_softmax.types import Batch, Inputs, Source, tensors_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -35,12 +35,13 @@ class Inspection:
         self.num_classes, self.kind, self.least_classes = num_classes, kind, least_classes
         self.pending = True
         self.seen = torch.zeros(num_classes, dtype=torch.bool)
-        self.example: Tensor | None = None
+        self.example: Tensor | Inputs | None = None
 
     def look(self, batch: Batch, places: Sequence[int]) -> None:
         """Check one batch; errors name the sample, by its place in the data."""
         self.example = batch.x[:1]
-        finite = batch.x.isfinite().flatten(1).all(1)
+        parts = [each.isfinite().flatten(1).all(1) for each in tensors_of(batch.x)]
+        finite = torch.stack(parts).all(0)
         if not finite.all():
             sample = places[int((~finite).nonzero()[0])]
             raise UserError(f"{self.kind} sample {sample} has NaN or infinite values: remove it")
@@ -55,9 +56,9 @@ class Inspection:
 
     def describe(self, method: Classifier) -> None:
         """Tell a model that was built without an example what its inputs look like."""
-        if method.example_shape is None and self.example is not None:
-            method.example_shape = tuple(self.example.shape[1:])
-            method.example_dtype = self.example.dtype
+        unknown = method.example_shape is None and method.example_inputs is None
+        if unknown and self.example is not None:
+            method.describe_inputs(self.example)
 
     def gather(self, fabric: Fabric) -> None:
         """Add what the other processes have seen of the same pass."""

@@ -26,7 +26,8 @@ from density_softmax.lazy import import_modules
 from density_softmax.methods.base import Group, Method, MethodConfig
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.execution import seeded
-from density_softmax.types import Calibration
+from density_softmax.nn.finding import Site
+from density_softmax.types import Calibration, Inputs
 
 __all__ = ["Method", "MethodConfig", "load"]
 
@@ -70,10 +71,11 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
         num_classes, example = int(metadata["num_classes"]), _example(metadata)
         values = json.loads(metadata.get("calibration", "null"))
         calibration = None if values is None else Calibration.of(values)
+        site = Site(**json.loads(metadata["site"])) if "site" in metadata else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"{path}: not written by Method.save ({error!r})") from None
     if "head" in metadata and not isinstance(encoder, Headless):
-        encoder = Headless(encoder, metadata["head"])
+        encoder = Headless(encoder, metadata["head"] if site is None else site)
     with seeded(0, torch.device("cpu")):
         method = config.build(encoder, num_classes, example)
     if isinstance(encoder, Headless) and _is_shared(encoder.head_name, tensors):
@@ -104,8 +106,11 @@ def _is_shared(head: str, tensors: Mapping[str, Tensor]) -> bool:
     return own.keys() == models.keys() and all(own[n].equal(models[n]) for n in own)
 
 
-def _example(metadata: Mapping[str, str]) -> Tensor | None:
+def _example(metadata: Mapping[str, str]) -> Tensor | Inputs | None:
     """A batch like the one that a saved method was built with."""
+    if "example_inputs" in metadata:
+        inputs = json.loads(metadata["example_inputs"]).items()
+        return Inputs({n: torch.ones(1, *s, dtype=getattr(torch, d)) for n, (s, d) in inputs})
     if "example_shape" not in metadata:
         return None
     shape, dtype = json.loads(metadata["example_shape"]), getattr(torch, metadata["example_dtype"])

@@ -43,7 +43,9 @@ class ReAct(ShapedEnergy):
     """
 
     @dataclass(frozen=True)
-    class Config(PostHocConfig, kind="react", title="ReAct", rank=27, defines=("score",)):
+    class Config(
+        PostHocConfig, kind="react", title="ReAct", rank=27, defines=("score",), reads_weights=True
+    ):
         """The published setting.
 
         Attributes:
@@ -97,7 +99,9 @@ class ASH(ShapedEnergy):
     """
 
     @dataclass(frozen=True)
-    class Config(PostHocConfig, kind="ash", title="ASH-S", rank=27, defines=("score",)):
+    class Config(
+        PostHocConfig, kind="ash", title="ASH-S", rank=27, defines=("score",), reads_weights=True
+    ):
         """The setting of OpenOOD for CIFAR.
 
         Attributes:
@@ -122,7 +126,9 @@ class SCALE(ShapedEnergy):
     """SCALE (Xu et al., ICLR 2024): the energy of exp(r) · z, with the r of ASH-S."""
 
     @dataclass(frozen=True)
-    class Config(PostHocConfig, kind="scale", title="SCALE", rank=27, defines=("score",)):
+    class Config(
+        PostHocConfig, kind="scale", title="SCALE", rank=27, defines=("score",), reads_weights=True
+    ):
         """The published setting.
 
         Attributes:

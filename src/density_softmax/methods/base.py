@@ -125,8 +125,11 @@ class Method(Classifier, ABC):
         if self.example_shape is not None:
             metadata["example_shape"] = json.dumps(self.example_shape)
             metadata["example_dtype"] = str(self.example_dtype).removeprefix("torch.")
+        if self.example_inputs is not None:
+            metadata["example_inputs"] = json.dumps(self.example_inputs)
         if isinstance(encoder := self._modules.get("encoder"), Headless):
             metadata["head"] = encoder.head_name
+            metadata["site"] = json.dumps(asdict(encoder.site))
         if self.calibration is not None:
             metadata["calibration"] = json.dumps(asdict(self.calibration))
         tensors = self.state_dict()
@@ -177,7 +180,7 @@ class MethodConfig(Family, package="density_softmax.methods"):
         cls.log_density, cls.group = log_density, group
         cls.defines, cls.stores_data = defines, stores_data
 
-    def build(self, encoder: nn.Module, num_classes: int, example: Tensor | None = None) -> Method:
+    def build(self, encoder: nn.Module, num_classes: int, example: Any = None) -> Method:
         """An untrained method around `encoder`; `example` is a batch to measure widths with."""
         return self.method(encoder, num_classes, self, example)
 

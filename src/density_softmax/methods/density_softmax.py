@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from density_softmax.methods.base import MethodConfig
 from density_softmax.methods.posthoc import FeatureMethod
+from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.densities import ClassAwareDensity, Density, DensityConfig, FlowDensity
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty, PenaltyConfig
 from density_softmax.nn.softmax.head import entropy_of_logits
@@ -152,7 +153,10 @@ class DensitySoftmax(FeatureMethod):
 
     def _densities(self) -> dict[str, tuple[Density, slice]]:
         """The densities, with the columns of what `features` returns that each reads."""
-        columns = {"last": slice(0, self.num_features)}
+        # Where the model's own logits stand behind z, no density reads them.
+        logits = self.encoder.num_logits if isinstance(self.encoder, Headless) else 0
+        last = slice(0, self.num_features - logits)
+        columns = {"last": last}
         if self.config.layers:
             widths = [h.shape[1] for h in self.reader.pop()]  # of the pass that measured z
             shallow = {"layers": slice(self.num_features, self.num_features + sum(widths))}
@@ -160,8 +164,7 @@ class DensitySoftmax(FeatureMethod):
         build, num_classes = self.config.density.build, self.num_classes
         found = {n: (build(c.stop - c.start, num_classes), c) for n, c in columns.items()}
         if self.config.classes:
-            aware = ClassAwareDensity(self.num_features, num_classes)
-            found["classes"] = (aware, slice(0, self.num_features))
+            found["classes"] = (ClassAwareDensity(last.stop, num_classes), last)
         return found
 
     def _scale_statistics(self, batch: Batch) -> Values:

@@ -22,7 +22,9 @@ class FDBD(Score):
     """
 
     @dataclass(frozen=True)
-    class Config(PostHocConfig, kind="fdbd", title="fDBD", rank=28, defines=("score",)):
+    class Config(
+        PostHocConfig, kind="fdbd", title="fDBD", rank=28, defines=("score",), reads_weights=True
+    ):
         """How the network is trained; nothing else is to choose."""
 
     config: Config

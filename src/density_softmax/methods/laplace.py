@@ -37,6 +37,7 @@ class LastLayerLaplace(Calibrator):
         title="Last-layer Laplace",
         rank=25,
         defines=("probs",),
+        reads_weights=True,
     ):
         """How the network is trained; nothing else is to choose."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -51,12 +51,12 @@ class FeatureMethod(Method, ABC):
         # Of a trained model the names are those that its owner knows.
         inside = "model" if isinstance(self.encoder, Headless) else ""
         self.reader = LayerReader(self.encoder, self.layers, inside)
-        with self.reader.reading(self.encoder):
+        with self.reader.reading(self.encoder, example):
             return super().measure_features(example)
 
     def features(self, x: Tensor) -> Tensor:
         """The last features z and, behind them, what the layers gave."""
-        with self.reader.reading(self.encoder):
+        with self.reader.reading(self.encoder, x):
             z = self.encode(x)
         return torch.cat([z, *self.reader.pop()], dim=1) if self.layers else z
 
@@ -165,9 +165,15 @@ class PostHocConfig(MethodConfig):
     """
 
     descent: Descent | None = Descent(epochs=100)
+    reads_weights: ClassVar[bool] = False  # whether it computes with W of the head W z + b
 
     def __init_subclass__(
-        cls, kind: str | None = None, group: Group = "posthoc", **fields: Any
+        cls,
+        kind: str | None = None,
+        group: Group = "posthoc",
+        reads_weights: bool = False,
+        **fields: Any,
     ) -> None:
         """Register a member, by default among the rivals."""
         super().__init_subclass__(kind, group=group, **fields)
+        cls.reads_weights = reads_weights

@@ -23,7 +23,9 @@ class ViM(Score):
     """
 
     @dataclass(frozen=True)
-    class Config(PostHocConfig, kind="vim", title="ViM", rank=28, defines=("score",)):
+    class Config(
+        PostHocConfig, kind="vim", title="ViM", rank=28, defines=("score",), reads_weights=True
+    ):
         """The published rule for the subspace.
 
         Attributes:

@@ -10,12 +10,45 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from density_softmax.errors import UserError
 from density_softmax.nn.execution import CallerLock, as_batch, evaluating, explained, seeded
-from density_softmax.types import Calibration, Prediction
+from density_softmax.types import Calibration, Inputs, Prediction, tensors_of, without_labels
 
 C = TypeVar("C", bound="Classifier")
+
+
+class Answer(Prediction):
+    """What `predict` returns: a prediction that also knows how strange held-out inputs are.
+
+    Attributes:
+        knots: quantiles of the epistemic uncertainty of the calibration data, ascending; none
+            unless `attach` made the model.
+    """
+
+    knots: tuple[float, ...] = ()
+
+    @property
+    def typicality(self) -> Tensor:
+        """The share of held-out inputs that are at least as strange, 0 to 1, (batch,)."""
+        if not self.knots:
+            raise UserError("typicality: only a model that `attach` made knows held-out inputs")
+        knots = torch.tensor(self.knots, device=self.epistemic.device)
+        below = torch.searchsorted(knots, self.epistemic.float().contiguous())
+        return 1 - below / len(self.knots)
+
+    def to_pandas(self) -> Any:
+        """A data frame: a row per sample, the probabilities of the classes in its last columns."""
+        import pandas
+
+        columns = {
+            name: getattr(self, name) for name in ("labels", "confidence", *self._fields[1:])
+        }
+        if self.knots:
+            columns["typicality"] = self.typicality
+        columns |= {f"p{number}": column for number, column in enumerate(self.probs.unbind(1))}
+        return pandas.DataFrame({name: each.cpu().numpy() for name, each in columns.items()})
 
 
 class Classifier(nn.Module, ABC):
@@ -48,11 +81,26 @@ class Classifier(nn.Module, ABC):
         self.encoder, self.num_classes = encoder, num_classes
         self.example_shape: tuple[int, ...] | None = None
         self.example_dtype: torch.dtype | None = None
+        self.example_inputs: dict[str, tuple[list[int], str]] | None = None
         if example is not None:
-            self.example_shape, self.example_dtype = tuple(example.shape[1:]), example.dtype
+            self.describe_inputs(example)
         self.calibration: Calibration | None = None
         self._fitted = False
         self._lock = CallerLock()
+
+    def describe_inputs(self, example: Tensor | Inputs) -> None:
+        """Note what inputs look like: shape and type, or those of each of several tensors.
+
+        Args:
+            example: a batch of inputs, (batch, ...).
+        """
+        if isinstance(example, Inputs):
+            self.example_inputs = {
+                name: (list(each.shape[1:]), str(each.dtype).removeprefix("torch."))
+                for name, each in example.tensors.items()
+            }
+        else:
+            self.example_shape, self.example_dtype = tuple(example.shape[1:]), example.dtype
 
     @abstractmethod
     def forward(self, x: Tensor) -> Prediction:
@@ -118,32 +166,54 @@ class Classifier(nn.Module, ABC):
         return found
 
     @torch.no_grad()
-    def predict(self, x: Any, seed: int | None = None) -> Prediction:
+    def predict(self, x: Any, seed: int | None = None, progress: bool = False) -> Answer:
         """Serve a batch in evaluation mode, on the model's device. Threads are served in turn.
 
         A row that is not finite, or too large to compute with, gets uniform probabilities and
-        infinite epistemic uncertainty.
+        infinite epistemic uncertainty. Of a DataLoader all batches are served, one after another,
+        and what is returned is on the CPU.
 
         Args:
-            x: a batch of inputs, (batch, ...): a tensor, an array, a data frame or
-                lists of numbers.
+            x: a batch of inputs, (batch, ...): a tensor, an array, a data frame or lists of
+                numbers; a dict or a tuple of them for a network that is called with several; or a
+                DataLoader, whose labels are ignored.
             seed: with one, a method that draws samples repeats itself.
+            progress: draw a progress bar, of a DataLoader.
         """
         self.check_fitted("predict")
-        x = as_batch(x, next(self.parameters()), self.example_shape, self.example_dtype)
+        if isinstance(x, DataLoader):
+            return self._predict_all(x, seed, progress)
+        shape, dtype = self.example_shape, self.example_dtype
+        several = self.example_inputs is not None
+        x = as_batch(x, next(self.parameters()), shape, dtype, several)
         # Modes and generators are those of all threads, and not every encoder can be shared.
         with self._lock, evaluating(self), seeded(seed, x.device):
             try:
-                return self.guarded(x)
+                return self._answer(self.guarded(x))
             except (RuntimeError, IndexError) as error:
-                raise explained(error, x, self.example_shape, self.example_dtype) from error
+                raise explained(error, x, shape, dtype) from error
 
-    def guarded(self, x: Tensor) -> Prediction:
+    def _answer(self, prediction: Prediction) -> Answer:
+        answer = Answer(*prediction)
+        answer.knots = self.calibration.knots if self.calibration else ()
+        return answer
+
+    def _predict_all(self, loader: DataLoader[Any], seed: int | None, progress: bool) -> Answer:
+        from rich.progress import track
+
+        batches = track(loader, "predict", disable=not progress)
+        parts = [self.predict(without_labels(batch), seed) for batch in batches]
+        if not parts:
+            raise UserError("the DataLoader gives no batch: there is nothing to predict")
+        fields = (torch.cat([f.cpu() for f in each]) for each in zip(*parts, strict=True))
+        return self._answer(Prediction(*fields))
+
+    def guarded(self, x: Tensor | Inputs) -> Prediction:
         """`forward` with bad rows flagged: what `predict` serves and what is exported."""
         # Few operations: 0 times a number is 0, and times anything else NaN, which a sum keeps.
-        zero = (x * 0).flatten(1).sum(1)
-        finite = (zero == 0).view(-1, *[1] * (x.ndim - 1))
-        probs, aleatoric, epistemic = self(x.where(finite, 0))
+        zeros = [(part * 0).flatten(1).sum(1) for part in tensors_of(x)]
+        zero = zeros[0] if len(zeros) == 1 else torch.stack([z.float() for z in zeros]).sum(0)
+        probs, aleatoric, epistemic = self(_where(zero == 0, x))
         # An input so large that the density overflows is as unknown as one that is no number.
         good = (zero + probs.sum(1) + aleatoric + epistemic).abs() < math.inf
         probs = probs.where(good[:, None], 1 / self.num_classes)
@@ -165,3 +235,10 @@ class Classifier(nn.Module, ABC):
             f"{self.num_classes} classes, {count:,} parameters, "
             f"{'fitted' if self.is_fitted else 'not fitted'}"
         )
+
+
+def _where(finite: Tensor, x: Tensor | Inputs) -> Any:
+    """The inputs, with 0 in rows that are not finite."""
+    if isinstance(x, Inputs):
+        return Inputs({name: _where(finite, each) for name, each in x.tensors.items()})
+    return x.where(finite.view(-1, *[1] * (x.ndim - 1)), 0)

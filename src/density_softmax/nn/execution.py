@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.errors import UserError
-from density_softmax.types import as_numbers
+from density_softmax.types import Inputs, as_inputs, as_numbers
 
 # What torch says of inputs whose shape or type a layer does not take.
 INPUT_TROUBLE = re.compile(
@@ -82,13 +83,73 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def call(network: nn.Module, x: Tensor | Inputs) -> Any:
+    """What a network returns for a batch.
+
+    A network in half precision is given its inputs in that precision.
+
+    Args:
+        network: any.
+        x: its inputs.
+    """
+    dtype = next((each.dtype for each in network.parameters()), torch.float32)
+    if isinstance(x, Inputs):
+        positional, named = x.positional, x.named
+        if len(x.tensors) == 1 and not set(named) <= set(_arguments(network)):
+            positional, named = list(named.values()), {}
+        args = [_in_half(each, dtype) for each in positional]
+        return network(*args, **{name: _in_half(each, dtype) for name, each in named.items()})
+    return network(_in_half(x, dtype))
+
+
+def _in_half(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype) if dtype.itemsize == 2 and x.dtype == torch.float32 else x
+
+
+def _arguments(network: nn.Module) -> list[str]:
+    return list(inspect.signature(network.forward).parameters)
+
+
+def answer_of(output: Any) -> Tensor:
+    """The answer of a classifier in what it returned, (batch, outputs).
+
+    Args:
+        output: a tensor; something with `logits`, an attribute or an entry; a tuple or a mapping
+            whose first tensor is the answer.
+    """
+    found = getattr(output, "logits", None)
+    if isinstance(output, Mapping) and not isinstance(found, Tensor):
+        tensors = [value for value in output.values() if isinstance(value, Tensor)]
+        found = output.get("logits", tensors[0] if tensors else None)
+    if not isinstance(found, Tensor):
+        parts = output if isinstance(output, tuple | list) else [output]
+        found = next((part for part in parts if isinstance(part, Tensor)), None)
+    if not isinstance(found, Tensor):
+        raise UserError(
+            f"the model returns a {type(output).__name__} without a tensor of logits: return a "
+            "tensor (batch, classes), or something that has one as `logits`"
+        )
+    return _checked_answer(found)
+
+
+def _checked_answer(found: Tensor) -> Tensor:
+    if found.ndim > 2 and found[0].numel() != found.shape[1]:
+        kind = "token (token classification)" if found.ndim == 3 else "pixel (segmentation)"
+        raise UserError(
+            f"the model returns shape {tuple(found.shape)}, an answer for every {kind}: what is "
+            "supported is one answer per input, (batch, classes)"
+        )
+    return found.flatten(1) if found.ndim > 1 else found[:, None]
+
+
 def as_batch(
     x: Any,
     like: Tensor,
     example_shape: tuple[int, ...] | None,
     example_dtype: torch.dtype | None,
-) -> Tensor:
-    """Inputs as a tensor on the device of the network.
+    several: bool = False,
+) -> Tensor | Inputs:
+    """Inputs as a tensor, or as several, on the device of the network.
 
     Floats take the network's type. Integers do so only if the network was built with floats:
     for another network they are names of tokens.
@@ -98,7 +159,12 @@ def as_batch(
         like: a parameter of the network.
         example_shape: of one input of the example that the network was built with.
         example_dtype: of that example.
+        several: whether the network is called with several tensors: a tuple is these.
     """
+    if isinstance(x, Mapping | Inputs) or (several and isinstance(x, tuple | list)):
+        inputs = as_inputs(x)
+        if inputs is not None:
+            return inputs.to(like.device)
     found = _as_numbers(x)
     if tuple(found.shape) == example_shape or found.ndim < 2:
         raise UserError(
@@ -112,7 +178,7 @@ def as_batch(
 
 def explained(
     error: Exception,
-    x: Tensor,
+    x: Tensor | Inputs,
     example_shape: tuple[int, ...] | None = None,
     example_dtype: torch.dtype | None = None,
 ) -> Exception:
@@ -130,6 +196,8 @@ def explained(
     reason = str(error).partition("\n")[0]
     if not INPUT_TROUBLE.search(reason):
         return error
+    if isinstance(x, Inputs):
+        return UserError(f"the network cannot read {x}: pass inputs as in training ({reason})")
     text = f"the network cannot read inputs of shape {tuple(x.shape)} and type {x.dtype}"
     if example_shape is not None:
         sizes = ", ".join(map(str, ("batch", *example_shape)))
@@ -140,14 +208,8 @@ def explained(
 def _as_numbers(x: Any) -> Tensor:
     """The tensor of what may be an array; anything else is refused by its kind."""
     wanted = "predict takes a batch of numbers, a tensor or an array (batch, ...)"
-    if isinstance(x, torch.utils.data.DataLoader | torch.utils.data.Dataset):
-        raise UserError(
-            f"inputs are a {type(x).__name__}: {wanted}; call it batch by batch, such as "
-            "[model.predict(x) for x, _ in loader]"
-        )
-    if isinstance(x, Mapping):
-        names = ", ".join(map(str, x))
-        raise UserError(f"inputs are a {type(x).__name__} of {names}: {wanted}; pass one of them")
+    if isinstance(x, torch.utils.data.Dataset):
+        raise UserError(f"inputs are a {type(x).__name__}: {wanted}; pass DataLoader(dataset)")
     try:
         found = as_numbers(_stacked(x))
     except ValueError:
