@@ -24,7 +24,8 @@ LAYERS = (
     ("recipes",),
     ("runs",),
     ("report",),
-    ("benchmark", "posthoc", "comparison", "estimator", "deploy"),
+    ("abstaining",),
+    ("benchmark", "posthoc", "comparison", "estimator", "scaled", "deploy"),
     ("grid",),
     ("cli", "__main__"),
 )

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from numbers import Integral
-from typing import Any, SupportsFloat, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from density_softmax.abstaining import (
+    AbstainingClassifier,
+    Floats,
+    divided,
+    drawn_seed,
+    number,
+)
 from density_softmax.config import from_dict
-from density_softmax.data.sources import Indices, hold_out_by_class
+from density_softmax.data.sources import Indices
 from density_softmax.engine import EngineConfig, fit
-from density_softmax.errors import CalibrationWarning, UserError
+from density_softmax.errors import UserError
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import DensityConfig, GaussianMixtureDensity
-from density_softmax.nn.softmax.budget import FOLDS
 from density_softmax.recipes.table import (
     DENSITY_SOFTMAX,
     ENCODER,
@@ -41,21 +42,17 @@ from density_softmax.recipes.table import (
 from density_softmax.training import Estimate
 from density_softmax.types import Batch, Prediction
 
-Floats: TypeAlias = NDArray[np.float64]
-
 # Rows predicted at a time.
 ROWS = 4096
 # Added to the likeliest class, because float32 may not tell probabilities apart.
 TIE = 1e-9
 # How many copies a row may have in the mean, where weights become copies.
 MOST_COPIES = 5
-# Held-out rows below which `fit` warns: the scale can then not judge a decay by other rows.
-FEW_HELDOUT = 2 * FOLDS
 # Held by the only fit that may run: torch's generator and thread count are global.
 TRAINING = threading.Lock()
 
 
-class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class DensitySoftmaxClassifier(AbstainingClassifier):
     """A small residual network that knows which rows are unlike those it was trained on.
 
     Inputs are standardised and labels encoded. A stratified share of the training data is held
@@ -137,9 +134,7 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         """
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
-        # For None, check_random_state would return the global generator.
-        state = np.random.RandomState() if self.random_state is None else self.random_state
-        seed = int(check_random_state(state).randint(np.iinfo(np.int32).max))
+        seed = drawn_seed(self.random_state)
         if sample_weight is not None:
             weight = _check_sample_weight(
                 sample_weight, X, dtype=np.float64, ensure_non_negative=True
@@ -151,54 +146,10 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             raise UserError(f"y has one class only ({self.classes_[0]!r}): it needs two")
         order = np.lexsort((y, *X.T))
         X, y = X[order], y[order]
-        fraction = _share("validation_fraction", self.validation_fraction)
-        train, heldout = hold_out_by_class(y, fraction, seed)
-        if len(heldout) < FEW_HELDOUT:
-            _warn_of_few(len(heldout), len(y))
+        train, heldout = divided(y, self.validation_fraction, seed)
         self.model_ = self._trained(X, y, train, heldout if len(heldout) else train, seed)
         self.heldout_epistemic_ = np.sort(self._serve(X[heldout]).epistemic.numpy())
         return self
-
-    def predict_proba(self, X: Any) -> Floats:
-        """Return probabilities, (rows, classes), columns as in `classes_`; uniform far away."""
-        return self._prediction(X).probs.numpy()
-
-    def predict(self, X: Any, abstain: float | None = None) -> NDArray[Any]:
-        """Return the likeliest label of each row, or None where the model abstains.
-
-        Args:
-            X: (rows, columns).
-            abstain: share of rows like the training data on which the model may abstain, such as
-                0.05: rows with a higher epistemic uncertainty than that quantile of the held-out
-                rows get None. With n rows held out, the smallest share is 1 / (n + 1).
-
-        Returns:
-            Labels as in `classes_`. With `abstain` the dtype is object, because None is no label,
-            whatever the labels are: `pandas.isna(labels)` and `labels == None` find it.
-        """
-        probs, _, epistemic = self._prediction(X)
-        labels: NDArray[Any] = self.classes_[probs.argmax(-1).numpy()]
-        if abstain is None:
-            return labels
-        labels = labels.astype(object)
-        labels[epistemic.numpy() > self._threshold(abstain)] = None
-        return labels
-
-    def score_samples(self, X: Any) -> Floats:
-        """Return minus the epistemic uncertainty of each row: low if unlike the training data.
-
-        It is −inf where a row is too far away for the density to be computed.
-        """
-        return -self._prediction(X).epistemic.numpy()
-
-    def uncertainty(self, X: Any) -> tuple[Floats, Floats]:
-        """Return aleatoric and epistemic uncertainty of each row.
-
-        The first is the entropy in nats of the softmax before the density scales it, which more
-        data would not remove; the second is the sum of surprises of all experts.
-        """
-        _, aleatoric, epistemic = self._prediction(X)
-        return aleatoric.numpy(), epistemic.numpy()
 
     def _trained(
         self, X: Floats, y: Indices, train: Indices, heldout: Indices, seed: int
@@ -238,9 +189,9 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         train = replace(
             train,
             batch_size=_integer("batch_size", self.batch_size, 1),
-            optimizer=replace(OPTIMIZER, lr=_number("learning_rate", self.learning_rate)),
+            optimizer=replace(OPTIMIZER, lr=number("learning_rate", self.learning_rate)),
         )
-        penalty = _number("gradient_penalty", self.gradient_penalty)
+        penalty = number("gradient_penalty", self.gradient_penalty)
         return replace(
             DENSITY_SOFTMAX,
             penalty=replace(PENALTY, weight=penalty),
@@ -256,10 +207,6 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             return GaussianMixtureDensity.Config(tied=bool(class_counts.min() <= self.width))
         return from_dict(DensityConfig, {"kind": self.density}, "density")
 
-    def _prediction(self, X: Any) -> Prediction:
-        check_is_fitted(self)
-        return self._serve(validate_data(self, X, dtype=np.float64, reset=False))
-
     def _serve(self, X: Floats) -> Prediction:
         """Return predictions for checked rows, in float64."""
         x = torch.from_numpy(np.array(X, order="C"))  # a copy: torch takes no read-only arrays
@@ -272,26 +219,6 @@ class DensitySoftmaxClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         likeliest = self.model_.head(self.model_.encode(x)).argmax(-1)
         probs = probs.double() + TIE * F.one_hot(likeliest, len(self.classes_))
         return Prediction(probs / probs.sum(-1, keepdim=True), aleatoric, epistemic)
-
-    def _threshold(self, rate: float) -> float:
-        """Return what a new row like the n held-out ones exceeds with probability <= `rate`.
-
-        If all n + 1 are exchangeable, the new one is among the k highest with probability
-        k / (n + 1).
-        """
-        num_heldout = len(self.heldout_epistemic_)
-        share = _number("abstain", rate)
-        # The margin keeps rates of exactly k / (n + 1) from being rounded down.
-        highest = math.floor((num_heldout + 1) * share + 1e-9) if 0 < share < 1 else 0
-        if highest == 0:
-            raise UserError(
-                f"abstain={rate}: choose a rate below 1 and of at least 1/{num_heldout + 1}, "
-                f"because {num_heldout} rows were held out; more rows or a larger "
-                "validation_fraction allow a smaller one"
-            )
-        threshold = float(self.heldout_epistemic_[-highest])
-        # This margin keeps a row from exceeding its own duplicate among the held-out ones.
-        return threshold + 1e-9 * abs(threshold)
 
 
 class Standardize(nn.Module):
@@ -337,32 +264,11 @@ def _copies(weight: Floats, seed: int) -> Indices:
     return np.repeat(np.arange(len(weight)), weight.astype(np.intp))
 
 
-def _warn_of_few(num_heldout: int, num_rows: int) -> None:
-    warnings.warn(
-        f"{num_heldout} of {num_rows} rows are held out to calibrate on, fewer than {FEW_HELDOUT}: "
-        "probabilities and thresholds are rough; give more rows, or raise validation_fraction",
-        CalibrationWarning,
-        stacklevel=3,
-    )
-
-
 def _integer(name: str, value: Any, least: int) -> int:
     """Check a setting that is a count; numpy's integers, as grids have them, become plain ones."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise UserError(f"{name}={value!r}: choose {least} or more, a whole number")
     return int(value)
-
-
-def _number(name: str, value: Any) -> float:
-    if not isinstance(value, SupportsFloat):
-        raise UserError(f"{name}={value!r}: choose a number")
-    return float(value)
-
-
-def _share(name: str, value: Any) -> float:
-    if not 0 < _number(name, value) < 1:
-        raise UserError(f"{name}={value}: choose a share between 0 and 1")
-    return float(value)
 
 
 @contextlib.contextmanager
