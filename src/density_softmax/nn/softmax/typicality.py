@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple, final
 
@@ -61,7 +61,9 @@ class Typicality(nn.Module):
     onset: Tensor
     width: Tensor
 
-    def __init__(self, densities: dict[str, tuple[Density, slice]], energy: bool = False) -> None:
+    def __init__(
+        self, densities: Mapping[str, tuple[Density, slice]], energy: bool = False
+    ) -> None:
         super().__init__()
         self.densities = nn.ModuleDict({name: density for name, (density, _) in densities.items()})
         self.columns = [columns for _, columns in densities.values()]
