@@ -18,7 +18,7 @@ from torch import Tensor
 from density_softmax.abstaining import AbstainingClassifier, Floats, divided, drawn_seed
 from density_softmax.data.sources import Indices
 from density_softmax.errors import UserError
-from density_softmax.nn.densities import ClassAwareDensity, GaussianDensity
+from density_softmax.nn.densities import ClassAwareDensity, Density, GaussianDensity
 from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.nn.softmax.typicality import Typicality
 from density_softmax.recipes.table import HELDOUT, SCALE
@@ -91,7 +91,7 @@ class DensityScaledClassifier(AbstainingClassifier):
     def _fit_scale(self, X: Floats, y: Indices, train: Indices, heldout: Indices) -> None:
         self._scaler = StandardScaler().fit(X[train])
         columns, num_classes = slice(0, X.shape[1]), len(self.classes_)
-        densities = {
+        densities: dict[str, tuple[Density, slice]] = {
             "columns": (GaussianDensity(X.shape[1]), columns),
             "classes": (ClassAwareDensity(X.shape[1], num_classes), columns),
         }

@@ -194,7 +194,7 @@ def test_a_state_without_all_weights_leaves_a_method_unfitted():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_method_needs_what_it_declares(kind):
-    method, plain = short_method(kind).mark_fitted().eval(), str(ResFFN(2, depth=2, width=8))
+    method, plain = trained(kind).eval(), str(ResFFN(2, depth=2, width=8))
     needs, seen = method.config.needs(), []
     members = method.ensemble() or (method,)
     for member in members:

@@ -30,7 +30,7 @@ TRAIN = Descent(
     batch_size=128,
     optimizer=OPTIMIZER,
     schedule=OneCycle(),
-    patience=100,
+    patience=50,
 )
 # Always by projections, because the exact norm takes one pass per column.
 PENALTY = FrobeniusPenalty.Config(weight=1e-2, exact_below=0, every=4)
