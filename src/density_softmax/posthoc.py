@@ -107,6 +107,8 @@ def found_in(
         layers: names of layers to read; None chooses them by the kind of network.
     """
     model = unwrapped(model)
+    if isinstance(model, nn.Linear):  # whose name is no name
+        raise UserError("the model is a single nn.Linear: pass nn.Sequential(model)")
     device = _device_of(model)
     rows = range(min(NUM_PROBED, len(train)))
     x = next(train.read([rows], device)).x

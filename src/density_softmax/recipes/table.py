@@ -32,6 +32,8 @@ TRAIN = Descent(
     schedule=OneCycle(),
     patience=50,
 )
+# For methods of which some parameters must not decay.
+UNDECAYED = replace(TRAIN, optimizer=replace(OPTIMIZER, weight_decay=0.0))
 # Always by projections, because the exact norm takes one pass per column.
 PENALTY = FrobeniusPenalty.Config(weight=1e-2, exact_below=0, every=4)
 # Rows that drift by little are the rule for tables, so confidence is lost slowly: a quarter of the
@@ -55,7 +57,7 @@ METHODS: Methods = {
     "sngp": lambda: methods.SNGP.Config(
         process=RandomFeatureProcess.Config(num_inputs=None),
         mean_field_factor=math.pi / 8,
-        descent=TRAIN,
+        descent=UNDECAYED,
     ),
     "ddu": lambda: methods.DDU.Config(tied=True, descent=TRAIN),
     "duq": lambda: methods.DUQ.Config(momentum=0.99, descent=TRAIN),
@@ -66,9 +68,9 @@ METHODS: Methods = {
     "posterior_network": lambda: methods.PosteriorNetwork.Config(descent=TRAIN),
     "natural_posterior_network": lambda: methods.NaturalPosteriorNetwork.Config(descent=TRAIN),
     # Annealed over four fifths of the least number of epochs.
-    "mean_field": lambda: methods.MeanField.Config(annealing_epochs=16, descent=TRAIN),
-    "rank1_bnn": lambda: methods.Rank1BNN.Config(annealing_epochs=16, descent=TRAIN),
-    "batch_ensemble": lambda: methods.BatchEnsemble.Config(descent=TRAIN),
+    "mean_field": lambda: methods.MeanField.Config(annealing_epochs=16, descent=UNDECAYED),
+    "rank1_bnn": lambda: methods.Rank1BNN.Config(annealing_epochs=16, descent=UNDECAYED),
+    "batch_ensemble": lambda: methods.BatchEnsemble.Config(descent=UNDECAYED),
     "density_softmax": lambda: DENSITY_SOFTMAX,
 }
 

@@ -137,8 +137,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
         raise UserError(f"the model is a {type(model).__name__}: pass a torch.nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
         raise UserError("the model is TorchScript, whose layers cannot be read: pass the original")
-    if isinstance(model, nn.Linear):
-        raise UserError("the model is a single nn.Linear: pass nn.Sequential(model)")
     parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
     inner = model._modules.get("module" if parallel else "_orig_mod")
     return unwrapped(inner) if isinstance(inner, nn.Module) else model

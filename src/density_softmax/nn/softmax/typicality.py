@@ -118,6 +118,8 @@ class Typicality(nn.Module):
 
     def fit(self, experts: Tensor) -> None:
         """The constants of both sums, from the experts of in-domain data, (samples, experts)."""
+        if self.num_experts == 1:
+            return
         levels = [0.1, 0.25, 0.5, 0.75, BLIND_ONSET]
         low, lower, median, upper, onset = torch.quantile(
             experts.double(), experts.new_tensor(levels).double(), dim=0
