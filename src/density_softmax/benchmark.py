@@ -48,7 +48,8 @@ def run(
     fabric = start(run.recipe.engine)
     data = run.data  # before anything is written: they may be missing
     method = run.build(data.task)
-    check_heldout(method.stages(), data.heldout)
+    for member in method.ensemble() or (method,):
+        check_heldout(member.stages(), data.heldout)
     on_first_process(fabric, lambda: run.claim(resume=resume))
     record = train(fabric, run, method, share=share, progress=progress)
     if not evaluated:
