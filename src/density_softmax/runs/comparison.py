@@ -165,7 +165,11 @@ class Contest:
         """How well each method's own score tells an OOD set from the test set."""
         for contender, known in inside.items():
             scores = known.epistemic, self._predict(contender, split).epistemic
-            values = {"auroc": metrics.auroc(*scores), "fpr95": metrics.fpr95(*scores)}
+            values = {
+                "auroc": metrics.auroc(*scores),
+                "aupr": metrics.aupr(*scores),
+                "fpr95": metrics.fpr95(*scores),
+            }
             named = {(split, f"{name}:epistemic"): value for name, value in values.items()}
             self.found[contender] |= named
             weights = self._weights_of(len(scores[0])), self._weights_of(len(scores[1]), 1)
