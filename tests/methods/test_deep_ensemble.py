@@ -14,6 +14,7 @@ from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.methods.deep_ensemble import DeepEnsemble
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.methods.deterministic import Deterministic, TemperatureScaling
+from density_softmax.methods.posterior_network import PosteriorNetwork
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
 from density_softmax.nn.backbones.wide_resnet import WideResNet
@@ -153,11 +154,11 @@ def test_members_see_the_data_in_orders_of_their_own() -> None:
 
 
 def test_members_may_be_of_any_method_whose_stages_read_inputs() -> None:
-    method = ensemble(2, TemperatureScaling.Config(descent=SHORT))
+    method = ensemble(2, PosteriorNetwork.Config(descent=SHORT))
     names = [stage.name for stage in method.stages()]
-    assert names == [f"member{i}-{stage}" for i in range(2) for stage in ("train", "temperature")]
+    assert names == [f"member{i}-{stage}" for i in range(2) for stage in ("count", "train")]
     trained(method)
-    assert all(member.head.temperature != 1 for member in method.members)
+    assert all(member.counts.sum() > 1 for member in method.members)
 
 
 def test_a_member_that_reads_cached_features_is_refused_with_a_remedy() -> None:

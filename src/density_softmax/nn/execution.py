@@ -161,6 +161,11 @@ def as_batch(
         example_dtype: of that example.
         several: whether the network is called with several tensors: a tuple is these.
     """
+    if isinstance(x, Mapping) and example_shape is not None and not several:
+        names = ", ".join(map(str, x))
+        raise UserError(
+            f"inputs are a dict of {names}: the network reads one tensor, pass one of them"
+        )
     if isinstance(x, Mapping | Inputs) or (several and isinstance(x, tuple | list)):
         inputs = as_inputs(x)
         if inputs is not None:
