@@ -22,8 +22,7 @@ demo: setup ## train on two moons, write figures and a report to runs/demo
 test: setup ## run the tests
 	$(BIN)/pytest
 
-# The lowest versions that pyproject.toml allows of everything it names, extras included. On Linux,
-# torch from PyPI brings 4 GB of CUDA libraries; `make test-lowest TORCH=2.13.0` takes another one.
+# The lowest versions that pyproject.toml allows of everything it names, extras included.
 LOWEST := .venv-lowest
 
 test-lowest: $(LOWEST)/.installed ## run the tests with the lowest versions of everything
@@ -33,7 +32,6 @@ $(LOWEST)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(LOWEST)
 	grep -oE '"[A-Za-z0-9-]+(\[[a-z,]+\])?>=[0-9.]+' pyproject.toml \
 	  | sed -E 's/"([^[>]+)(\[.*\])?>=/\1==/' > $(LOWEST)/lowest.txt
-	$(if $(TORCH),sed -i.bak 's/^torch==.*/torch==$(TORCH)/' $(LOWEST)/lowest.txt)
 	$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/lowest.txt --editable '.[dev]'
 	@touch $@
 

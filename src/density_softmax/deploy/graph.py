@@ -208,8 +208,7 @@ class Pt2Artifact(Artifact):
 
     @cached_property
     def _module(self) -> nn.Module:
-        with quiet():  # torch 2.9 warns of a buffer of its own
-            return torch.export.load(io.BytesIO(self._saved({}))).module()
+        return torch.export.load(io.BytesIO(self._saved({}))).module()
 
     def content(self, card: Card) -> bytes:
         """The archive."""
