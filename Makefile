@@ -9,14 +9,21 @@ BIN := $(VENV)/bin
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup: $(VENV)/.installed ## create .venv with the tested versions of everything
+# Two steps, so that the demo does not wait for what only tests and documentation need.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+setup: $(VENV)/.installed ## create .venv with everything, in the tested versions
+
+$(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) --editable '.[report]'
 	@touch $@
 
-demo: setup ## train on two moons, write figures and a report to runs/demo
+$(VENV)/.installed: $(VENV)/.demo
+	$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.demo ## train on two moons, write figures and a report to runs/demo
 	$(BIN)/density-softmax demo --out runs/demo
 
 test: setup ## run the tests
