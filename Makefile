@@ -10,6 +10,7 @@ help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 # Two steps, so that the demo does not wait for what only tests and documentation need.
+TORCH := $(VENV)/lib/python3*/site-packages/torch
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
 setup: $(VENV)/.installed ## create .venv with everything, in the tested versions
@@ -17,6 +18,8 @@ setup: $(VENV)/.installed ## create .venv with everything, in the tested version
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable '.[report]'
+	@# The CPU build of torch carries its own C++ tests, 130 MB that nothing here runs.
+	rm -rf $(TORCH)/test $(TORCH)/bin/test_* $(TORCH)/bin/*Test
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.demo
