@@ -34,8 +34,8 @@ from density_softmax.errors import UserError
 from density_softmax.files import write_bytes
 from density_softmax.methods.base import Method
 from density_softmax.runs.run import Run
-from density_softmax.serve.card import Card, Normalisation, thresholds_of
-from density_softmax.serve.predictor import Answer
+from density_softmax.serve.answer import Answer
+from density_softmax.serve.card import Card, Normalisation, knots_of, thresholds_of
 from density_softmax.types import Source
 
 FORMATS: dict[str, Callable[[ExportedProgram], Artifact]] = {
@@ -74,11 +74,11 @@ def export(
 ) -> Exported:
     """Write a trained model as one file that serves without this package's training parts.
 
-    The graph takes `x`, a batch of any size, and returns `probs`, `aleatoric` and `epistemic`; it
-    flags rows that are not finite as `Method.predict` does. It is run at batch sizes 1 and 7
-    before it is written: a probability that differs by more than 1e-5 from the model's own is an
-    error. The graph reads float32: a float64 model whose answers need more digits of its inputs
-    is refused.
+    The graph takes `x`, a batch of any size, and returns `probs`, `aleatoric`, `epistemic` and, if
+    the method has experts, their `contributions` to `epistemic`, (batch, experts); it flags rows
+    that are not finite as `Method.predict` does. It is run at batch sizes 1 and 7 before it is
+    written: a probability that differs by more than 1e-5 from the model's own is an error. The
+    graph reads float32: a float64 model whose answers need more digits of its inputs is refused.
 
     Prefer .onnx: such a file holds a graph and numbers. A .pt2 file can execute code when torch
     loads it: load only those that you trust.
@@ -120,8 +120,8 @@ def export(
             artifact, change = _quantized(artifact, x, calibration, held)
         bar.advance()
         bar.note("thresholds")
-        thresholds = {} if held is None else _thresholds(artifact, held)
-        card = replace(card, thresholds=thresholds, notes=_notes(parity, change))
+        found = {} if held is None else _quantiles(_epistemic(artifact, held))
+        card = replace(card, **found, notes=_notes(parity, change))
         write_bytes(path, artifact.content(card))
         bar.advance()
     return Exported(path, card, parity, change)
@@ -223,6 +223,8 @@ def _card(
         class_names=names,
         input_shape=tuple(input_shape),
         normalisation=prepared,
+        knots=model.calibration.knots if model.calibration else (),
+        experts=model.experts,
     )
 
 
@@ -235,10 +237,14 @@ def _quantized(
     return artifact, measured_change(exact.run, artifact.run, heldout)
 
 
-def _thresholds(artifact: Artifact, heldout: Source) -> dict[float, float]:
-    """Thresholds of the exported graph itself, whose answers will be compared with them."""
-    epistemic = [artifact.run(x).epistemic for x, _ in batches_of(heldout)]
-    return thresholds_of(np.concatenate(epistemic))
+def _epistemic(artifact: Artifact, heldout: Source) -> NDArray[Any]:
+    """That of the exported graph itself, whose answers will be compared with its quantiles."""
+    return np.concatenate([artifact.run(x).epistemic for x, _ in batches_of(heldout)])
+
+
+def _quantiles(epistemic: NDArray[Any]) -> dict[str, Any]:
+    """What a card says of held-out uncertainties."""
+    return {"thresholds": thresholds_of(epistemic), "knots": knots_of(epistemic)}
 
 
 def _notes(parity: Mapping[int, float], change: Change | None) -> dict[str, Any]:
@@ -302,9 +308,14 @@ class RunPredictor:
         if data.heldout is None:
             return cls(method, card)
         prediction, _ = predict(fabric, method, data.heldout, engine.predict_batch_size)
-        return cls(method, replace(card, thresholds=thresholds_of(prediction.epistemic.numpy())))
+        epistemic = prediction.epistemic.numpy()
+        return cls(method, replace(card, **_quantiles(epistemic)))
 
     def predict(self, x: NDArray[Any]) -> Answer:
         """Probabilities and uncertainties of a batch of prepared inputs."""
         prediction = self.method.predict(x, seed=0)
-        return Answer(*(part.float().cpu().numpy() for part in prediction))
+        found = prediction._asdict()
+        if prediction.contributions is not None:
+            found["contributions"] = prediction.contributions
+        arrays = {name: part.float().cpu().numpy() for name, part in found.items()}
+        return Answer.of(arrays, self.card.experts, self.card.knots)
