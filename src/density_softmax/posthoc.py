@@ -33,11 +33,13 @@ from density_softmax.nn.execution import seeded
 from density_softmax.nn.finding import NUM_PROBED, find_head, probe, shallow_layers
 from density_softmax.nn.softmax.head import Head
 from density_softmax.recipes.attach import closed_form
-from density_softmax.serve.card import knots_of, thresholds_of
+from density_softmax.serve.card import thresholds_of
 from density_softmax.types import Calibration, Inputs, Source
 
 # What `attach` attaches if nothing else is asked for.
 DEFAULT = "density_softmax"
+# Quantiles of held-out uncertainty that are kept: typicality is told to a quarter of a percent.
+NUM_KNOTS = 401
 
 
 def attach(
@@ -255,8 +257,10 @@ def fit_calibrated(
 def _measured(method: Method, heldout: ArraySource, seed: int, batch_size: int) -> dict[str, Any]:
     """The scores of a fitted method, and thresholds for its epistemic uncertainty."""
     probs = cross_validate(method, heldout.x, heldout.y, seed, batch_size)
-    epistemic = predict_features(method, heldout.x, batch_size).epistemic.numpy()
-    found = {"thresholds": thresholds_of(epistemic), "knots": knots_of(epistemic)}
+    epistemic = predict_features(method, heldout.x, batch_size).epistemic
+    levels = torch.linspace(0, 1, min(NUM_KNOTS, len(epistemic)), dtype=torch.float64)
+    knots = torch.quantile(epistemic.double(), levels, interpolation="higher")
+    found = {"thresholds": thresholds_of(epistemic.numpy()), "knots": tuple(knots.tolist())}
     return {"after": scores(probs, heldout.y), **found}
 
 

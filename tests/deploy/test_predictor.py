@@ -21,7 +21,7 @@ from density_softmax.data.images import ImagePreparation
 from density_softmax.data.tables import Standardization
 from density_softmax.errors import UserError
 from density_softmax.methods.deterministic import Deterministic
-from density_softmax.serve.card import Card, Normalisation, knots_of, thresholds_of
+from density_softmax.serve.card import Card, Normalisation, thresholds_of
 from density_softmax.serve.predictor import refuse_external_data
 
 SERVE = """
@@ -328,7 +328,7 @@ def test_unknown_inputs_are_those_above_the_threshold_of_the_share(vector_file):
 def test_a_card_survives_its_texts(normalisation):
     thresholds = thresholds_of(np.arange(100.0))
     names, notes = ("a", "b"), {"parity": {}}
-    shown = (normalisation, thresholds, notes, knots_of(np.arange(9.0)), ("last", "energy"))
+    shown = (normalisation, thresholds, notes, ("last", "energy"))
     card = Card("1", "density_softmax", names, (1, 8, 8), *shown)
     assert Card.from_strings(card.to_strings(), "x") == card
 
@@ -349,7 +349,7 @@ def test_what_the_experts_contribute_adds_up_to_the_epistemic_uncertainty(file, 
 
 def test_a_file_of_before_the_contributions_still_answers(image_file, tmp_path):
     proto = onnx.load(image_file)
-    texts = {e.key: e.value for e in proto.metadata_props if e.key not in ("experts", "knots")}
+    texts = {e.key: e.value for e in proto.metadata_props if e.key != "experts"}
     del proto.metadata_props[:]
     onnx.helper.set_model_props(proto, texts)
     kept = [output for output in proto.graph.output if output.name != "contributions"]
@@ -361,11 +361,3 @@ def test_a_file_of_before_the_contributions_still_answers(image_file, tmp_path):
     assert ours.contributions is None
     assert ours.experts == ()
     np.testing.assert_array_equal(ours.epistemic, theirs.epistemic)
-
-
-def test_a_graph_knows_how_strange_held_out_inputs_are(vector_file):
-    predictor = ds.Predictor(vector_file)
-    heldout = predictor.predict(draw(400, 2, seed=1).numpy())
-    shares = np.sort(heldout.typicality)
-    np.testing.assert_allclose(shares, np.arange(1, 401) / 400, atol=1 / 400)
-    assert predictor.predict([[1e4, 0.0]]).typicality == 0

@@ -35,7 +35,7 @@ from density_softmax.files import write_bytes
 from density_softmax.methods.base import Method
 from density_softmax.runs.run import Run
 from density_softmax.serve.answer import Answer
-from density_softmax.serve.card import Card, Normalisation, knots_of, thresholds_of
+from density_softmax.serve.card import Card, Normalisation, thresholds_of
 from density_softmax.types import Source
 
 FORMATS: dict[str, Callable[[ExportedProgram], Artifact]] = {
@@ -120,8 +120,8 @@ def export(
             artifact, change = _quantized(artifact, x, calibration, held)
         bar.advance()
         bar.note("thresholds")
-        found = {} if held is None else _quantiles(_epistemic(artifact, held))
-        card = replace(card, **found, notes=_notes(parity, change))
+        thresholds = {} if held is None else _thresholds(artifact, held)
+        card = replace(card, thresholds=thresholds, notes=_notes(parity, change))
         write_bytes(path, artifact.content(card))
         bar.advance()
     return Exported(path, card, parity, change)
@@ -223,7 +223,6 @@ def _card(
         class_names=names,
         input_shape=tuple(input_shape),
         normalisation=prepared,
-        knots=model.calibration.knots if model.calibration else (),
         experts=model.experts,
     )
 
@@ -237,14 +236,10 @@ def _quantized(
     return artifact, measured_change(exact.run, artifact.run, heldout)
 
 
-def _epistemic(artifact: Artifact, heldout: Source) -> NDArray[Any]:
-    """That of the exported graph itself, whose answers will be compared with its quantiles."""
-    return np.concatenate([artifact.run(x).epistemic for x, _ in batches_of(heldout)])
-
-
-def _quantiles(epistemic: NDArray[Any]) -> dict[str, Any]:
-    """What a card says of held-out uncertainties."""
-    return {"thresholds": thresholds_of(epistemic), "knots": knots_of(epistemic)}
+def _thresholds(artifact: Artifact, heldout: Source) -> dict[float, float]:
+    """Thresholds of the exported graph itself, whose answers will be compared with them."""
+    epistemic = [artifact.run(x).epistemic for x, _ in batches_of(heldout)]
+    return thresholds_of(np.concatenate(epistemic))
 
 
 def _notes(parity: Mapping[int, float], change: Change | None) -> dict[str, Any]:
@@ -308,8 +303,7 @@ class RunPredictor:
         if data.heldout is None:
             return cls(method, card)
         prediction, _ = predict(fabric, method, data.heldout, engine.predict_batch_size)
-        epistemic = prediction.epistemic.numpy()
-        return cls(method, replace(card, **_quantiles(epistemic)))
+        return cls(method, replace(card, thresholds=thresholds_of(prediction.epistemic.numpy())))
 
     def predict(self, x: NDArray[Any]) -> Answer:
         """Probabilities and uncertainties of a batch of prepared inputs."""
@@ -318,4 +312,4 @@ class RunPredictor:
         if prediction.contributions is not None:
             found["contributions"] = prediction.contributions
         arrays = {name: part.float().cpu().numpy() for name, part in found.items()}
-        return Answer.of(arrays, self.card.experts, self.card.knots)
+        return Answer.of(arrays, self.card.experts)

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from density_softmax.errors import UserError
-
 Floats = NDArray[np.float32]
 
 
@@ -29,31 +27,22 @@ class Answer(_Fields):
         contributions: what each expert adds to `epistemic`, (batch, experts); None if the model
             has no experts, or was exported before they were kept.
         experts: the names of these columns.
-        knots: quantiles of the epistemic uncertainty of held-out inputs, ascending; none if the
-            model was exported without held-out data.
     """
 
     contributions: Floats | None = None
     experts: tuple[str, ...] = ()
-    knots: tuple[float, ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        outputs: Mapping[str, Floats],
-        experts: tuple[str, ...] = (),
-        knots: tuple[float, ...] = (),
-    ) -> Answer:
+    def of(cls, outputs: Mapping[str, Floats], experts: tuple[str, ...] = ()) -> Answer:
         """From the outputs of a graph by name.
 
         Args:
             outputs: `probs`, `aleatoric`, `epistemic` and perhaps `contributions`.
             experts: the names of the columns of `contributions`.
-            knots: quantiles of the epistemic uncertainty of held-out inputs.
         """
         answer = cls(*(outputs[name] for name in cls._fields))
         answer.contributions = outputs.get("contributions")
-        answer.experts, answer.knots = experts, knots
+        answer.experts = experts
         return answer
 
     @classmethod
@@ -65,7 +54,7 @@ class Answer(_Fields):
         """
         parts = [answer.outputs() for answer in answers]
         whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return cls.of(whole, answers[0].experts, answers[0].knots)
+        return cls.of(whole, answers[0].experts)
 
     def outputs(self) -> dict[str, Floats]:
         """The arrays by name, `contributions` only if there are any."""
@@ -89,19 +78,11 @@ class Answer(_Fields):
         """Entropy of `probs` in nats, (batch,): all of the uncertainty about the class."""
         return -(self.probs * np.log(np.where(self.probs > 0, self.probs, 1))).sum(-1)
 
-    @property
-    def typicality(self) -> Floats:
-        """The share of held-out inputs that are at least as strange, 0 to 1, (batch,)."""
-        if not self.knots:
-            raise UserError("typicality: the model knows no held-out inputs; export with heldout=")
-        below = np.searchsorted(np.asarray(self.knots, np.float32), self.epistemic)
-        return np.asarray(1 - below / len(self.knots), np.float32)
-
     def to_pandas(self) -> Any:
         """A data frame: a row per input, the probabilities of the classes in its last columns."""
         import pandas
 
-        names = ("labels", "confidence", *self._fields[1:], *["typicality"] * bool(self.knots))
+        names = ("labels", "confidence", *self._fields[1:])
         columns = {name: getattr(self, name) for name in names}
         if self.contributions is not None:
             columns |= dict(zip(self.experts, self.contributions.T, strict=True))

@@ -15,8 +15,6 @@ from density_softmax.errors import UserError
 
 # Shares of in-domain inputs that may be flagged as unknown; a card has a threshold for each.
 FALSE_ALARMS = (0.01, 0.05, 0.1)
-# Quantiles of held-out uncertainty that are kept: typicality is told to a quarter of a percent.
-NUM_KNOTS = 401
 
 
 @dataclass(frozen=True)
@@ -109,8 +107,6 @@ class Card:
         thresholds: by share of false alarms, the epistemic uncertainty above which an input
             counts as unknown; empty without held-out data.
         notes: results of the checks at export.
-        knots: quantiles of the epistemic uncertainty of held-out inputs, ascending; empty without
-            held-out data.
         experts: names of the columns of `contributions`; empty if the graph has none.
     """
 
@@ -121,7 +117,6 @@ class Card:
     normalisation: Normalisation | None = None
     thresholds: Mapping[float, float] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
-    knots: tuple[float, ...] = ()
     experts: tuple[str, ...] = ()
 
     def to_strings(self) -> dict[str, str]:
@@ -130,7 +125,6 @@ class Card:
             "class_names": self.class_names,
             "input_shape": self.input_shape,
             "thresholds": {str(share): value for share, value in self.thresholds.items()},
-            "knots": self.knots,
             "experts": self.experts,
             "notes": dict(self.notes),
         }
@@ -158,7 +152,6 @@ class Card:
                 input_shape=tuple(shape),
                 normalisation=None if normalisation is None else Normalisation.of(normalisation),
                 thresholds={float(share): value for share, value in thresholds.items()},
-                knots=tuple(json.loads(texts.get("knots", "[]"))),
                 experts=tuple(json.loads(texts.get("experts", "[]"))),
                 notes=json.loads(texts.get("notes", "{}")),
             )
@@ -186,8 +179,6 @@ class Card:
                 raise UserError(f"threshold {value!r} for {share} false alarms: not a number")
         if not all(isinstance(name, str) for name in self.experts):
             raise UserError(f"experts {list(self.experts)}: not a list of names")
-        if not all(type(knot) in (int, float) for knot in self.knots):
-            raise UserError("knots: not a list of numbers")
         if self.normalisation is not None:
             self.normalisation.check_shape(shape)
 
@@ -244,17 +235,6 @@ def thresholds_of(epistemic: Sequence[float] | NDArray[Any]) -> dict[float, floa
             "with, too many for thresholds: leave them out of the held-out data"
         )
     return found
-
-
-def knots_of(epistemic: NDArray[Any]) -> tuple[float, ...]:
-    """Quantiles in even steps from the smallest to the largest, at most `NUM_KNOTS`.
-
-    Args:
-        epistemic: uncertainties of held-out inputs, (inputs,).
-    """
-    levels = np.linspace(0, 1, min(NUM_KNOTS, len(epistemic)))
-    found = np.quantile(np.asarray(epistemic, np.float64), levels, method="higher")
-    return tuple(found.clip(max=np.finfo(np.float32).max).tolist())  # JSON has no infinity
 
 
 def _numbers(name: str, values: Any) -> tuple[float, ...]:

@@ -101,7 +101,7 @@ class Predictor:
                 f"the graph returned {tuple(found)} for {len(batch)} inputs; export it again"
             )
         by_name = dict(zip(self._outputs, outputs, strict=True))
-        return Answer.of(by_name, self.card.experts, self.card.knots)
+        return Answer.of(by_name, self.card.experts)
 
     def _shapes(self, size: int) -> list[tuple[int, ...]]:
         """Those of the outputs for a batch of this size."""

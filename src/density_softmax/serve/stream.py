@@ -111,7 +111,7 @@ def _answer(model: Served, x: NDArray[np.float32], readable: NDArray[np.bool_]) 
     if readable.any():
         for name, served in model.predict(x[readable]).outputs().items():
             outputs[name][readable] = served
-    return Answer.of(outputs, experts, model.card.knots)
+    return Answer.of(outputs, experts)
 
 
 def _record(
