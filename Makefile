@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-lowest test-sdist docs check format bench clean
+.PHONY: help setup demo test test-lowest test-sdist docs wheel check format bench clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -54,6 +54,9 @@ test-sdist: setup ## build the source distribution and run its own tests
 docs: setup ## build the documentation into site/, with every warning an error
 	@# Not --quiet: it hides warnings from --strict, too.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel: setup ## build the wheel into dist/, and try it from an empty folder with each Python
+	$(BIN)/python tests/try_wheel.py
 
 check: setup docs ## format, lint, types, documentation and tests
 	$(BIN)/ruff format --check .

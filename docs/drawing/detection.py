@@ -23,7 +23,12 @@ NETWORKS = ("resnet20", "resnet32")
 NEAR, FAR = "cifar100", "svhn"
 LOWEST = 0.8  # methods below stand at the edge
 # Where a name stands relative to its point, in points; the others stand to the right.
-OFFSETS = {"energy": (4, -6), "max_softmax": (-46, 3), "vim": (-14, 4), "relative_mahalanobis": (-30, -9)}
+OFFSETS = {
+    "energy": (4, -6),
+    "max_softmax": (-46, 3),
+    "vim": (-14, 4),
+    "relative_mahalanobis": (-30, -9),
+}
 SHOWN = ("max_softmax", "energy", "gen", "vim", "knn", "fdbd", "mahalanobis")
 SHOWN += ("relative_mahalanobis", "mahalanobis_plus_plus", "density_softmax")
 

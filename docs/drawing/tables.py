@@ -136,6 +136,12 @@ CALIBRATED += (Line(title("density_aware_calibration"), "density_aware_calibrati
 DETECTORS = ("max_softmax", "energy", "gen", "vim", "knn", "fdbd", "mahalanobis_plus_plus")
 
 TABLES = {
+    "home": Table(
+        "posthoc_cifar10",
+        "posthoc_cifar10/resnet20",
+        (NETWORK, TEMPERATURE, OURS),
+        (CALIBRATION[0], CALIBRATION[3], *DETECTION),
+    ),
     "readme": Table(
         "posthoc_cifar10", "posthoc_cifar10/resnet20", SHORT, (*CALIBRATION, *DETECTION)
     ),

@@ -24,6 +24,8 @@ from density_softmax.training import Descent, Stage, Train
 from density_softmax.types import Batch, Needs
 
 Group = Literal["paper", "posthoc"]
+# Of the files that `Method.save` writes; a change that older versions cannot read is a new number.
+MODEL_FORMAT = "1"
 
 
 class Method(Classifier, ABC):
@@ -121,6 +123,7 @@ class Method(Classifier, ABC):
             "method": json.dumps(to_dict(self.config)),
             "num_classes": str(self.num_classes),
             "version": __version__,
+            "format": MODEL_FORMAT,
         }
         if self.example_shape is not None:
             metadata["example_shape"] = json.dumps(self.example_shape)
