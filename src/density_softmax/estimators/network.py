@@ -17,7 +17,7 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.abstaining import (
+from density_softmax.estimators.abstaining import (
     AbstainingClassifier,
     Floats,
     divided,
