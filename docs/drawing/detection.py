@@ -29,8 +29,18 @@ OFFSETS = {
     "vim": (-14, 4),
     "relative_mahalanobis": (-30, -9),
 }
-SHOWN = ("max_softmax", "energy", "gen", "vim", "knn", "fdbd", "mahalanobis")
-SHOWN += ("relative_mahalanobis", "mahalanobis_plus_plus", "density_softmax")
+SHOWN = (
+    "max_softmax",
+    "energy",
+    "gen",
+    "vim",
+    "knn",
+    "fdbd",
+    "mahalanobis",
+    "relative_mahalanobis",
+    "mahalanobis_plus_plus",
+    "density_softmax",
+)
 
 
 def main() -> None:
@@ -63,16 +73,20 @@ def draw(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
     """A point for each method; the best corner is the upper right."""
     for kind, (near, far) in points.items():
         ours = kind == "density_softmax"
-        look = {"color": DARK_BLUE, "marker": "D"} if ours else {"color": INK, "marker": "o"}
-        x = max(near, LOWEST + 0.002)
-        axes.plot(x, far, linestyle="", markersize=5 if ours else 3, **look)
+        color, x = DARK_BLUE if ours else INK, max(near, LOWEST + 0.002)
+        marker, size = ("D", 5) if ours else ("o", 3)
+        axes.plot(x, far, linestyle="", marker=marker, markersize=size, color=color)
         title = MethodConfig.members[kind].title
-        name = title if near > LOWEST else f"{title} ({near:.2f})"
-        options = {"fontsize": 6.5, "color": look["color"], "weight": "bold" if ours else "normal"}
-        offset = OFFSETS.get(kind, (4, -2))
-        if ours:
-            options["ha"], offset = "right", (-4, 5)
-        axes.annotate(name, (x, far), xytext=offset, textcoords="offset points", **options)
+        axes.annotate(
+            title if near > LOWEST else f"{title} ({near:.2f})",
+            (x, far),
+            xytext=(-4, 5) if ours else OFFSETS.get(kind, (4, -2)),
+            textcoords="offset points",
+            fontsize=6.5,
+            color=color,
+            weight="bold" if ours else "normal",
+            ha="right" if ours else "left",
+        )
     axes.set(xlim=(LOWEST, 0.91), ylim=(0.8, 1.0))
     axes.set_xlabel("AUROC CIFAR-100 (near)", fontsize=8)
     axes.set_ylabel("AUROC SVHN (far)", fontsize=8)

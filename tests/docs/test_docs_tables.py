@@ -10,7 +10,7 @@ from density_softmax.runs.rows import write_rows
 from density_softmax.types import Row
 
 sys.path.insert(0, str(ROOT / "docs" / "drawing"))
-import tables
+import result_tables as tables
 
 PAGES = [page for page in tables.pages() if tables.PLACE.search(page.read_text("utf-8"))]
 
@@ -18,7 +18,7 @@ PAGES = [page for page in tables.pages() if tables.PLACE.search(page.read_text("
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_the_tables_of_a_page_are_what_their_rows_say(page: Path) -> None:
     text = page.read_text("utf-8")
-    assert text == tables.written(text), "run: python docs/drawing/tables.py"
+    assert text == tables.written(text), "run: python docs/drawing/result_tables.py"
 
 
 def test_the_readme_has_such_a_table() -> None:

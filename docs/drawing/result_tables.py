@@ -1,7 +1,7 @@
 """Writes the tables of README and documentation from the rows under docs/results.
 
-    python docs/drawing/tables.py [--check]
-    python docs/drawing/tables.py --keep NAME ROWS
+    python docs/drawing/result_tables.py [--check]
+    python docs/drawing/result_tables.py --keep NAME ROWS
 
 A table stands in a page between `<!-- table: NAME -->` and `<!-- end of table -->`; `TABLES` says
 which rows, lines and columns it has. --check changes nothing and fails where a page is not what
@@ -129,10 +129,21 @@ RIVALS = tuple(
 )
 ORACLE = Line("the best temperature of each shifted set", "temperature_scaling", "oracle")
 ALL = (NETWORK, TEMPERATURE, ORACLE, *RIVALS, *FORMS)
-SHORT = (NETWORK, TEMPERATURE, Line(title("knn"), "knn"))
-SHORT += (Line("Mahalanobis++", "mahalanobis_plus_plus"), PAPER, OURS)
-CALIBRATED = (NETWORK, TEMPERATURE, HIGHER, Line(title("laplace"), "laplace"))
-CALIBRATED += (Line(title("density_aware_calibration"), "density_aware_calibration"),)
+SHORT = (
+    NETWORK,
+    TEMPERATURE,
+    Line(title("knn"), "knn"),
+    Line("Mahalanobis++", "mahalanobis_plus_plus"),
+    PAPER,
+    OURS,
+)
+CALIBRATED = (
+    NETWORK,
+    TEMPERATURE,
+    HIGHER,
+    Line(title("laplace"), "laplace"),
+    Line(title("density_aware_calibration"), "density_aware_calibration"),
+)
 DETECTORS = ("max_softmax", "energy", "gen", "vim", "knn", "fdbd", "mahalanobis_plus_plus")
 
 TABLES = {
