@@ -138,6 +138,26 @@ def directions(z: Tensor) -> Tensor:
     return F.normalize(z, dim=-1, eps=SMALLEST_NORM)
 
 
+def channel_squares(whitening: Tensor, y: Tensor) -> Tensor:
+    """‖y‖² with y = W d as a sum of squares, one for each channel of d, (batch, features).
+
+    Among all turns of whitened coordinates these are the ones whose i-th is most like d_i: they
+    are C^(−½) D^(−½) d, with the variances D and the correlations C of Σ = (WᵀW)⁻¹ (corr-max,
+    Garthwaite & Koch, Australian & New Zealand Journal of Statistics 2016).
+
+    Args:
+        whitening: W, (features, features), in float64.
+        y: whitened residuals, (batch, features), in float64.
+    """
+    W = whitening
+    inverse = torch.linalg.inv(W)
+    deviation = inverse.square().sum(1).sqrt()
+    precision = deviation * (W.T @ W) * deviation[:, None]
+    values, V = torch.linalg.eigh(precision)
+    root = V * values.clamp_min(0).sqrt() @ V.T
+    return (y @ (root / deviation @ inverse).T).square()
+
+
 def _shrunk(spectrum: Tensor, s: float) -> Tensor:
     """(1 − s) λ + s."""
     return (1 - s) * spectrum + s
@@ -162,6 +182,11 @@ class GaussianDensity(WhitenedDensity):
         """log N(z; m, Σ)."""
         y = F.linear(z - self.center, self.whitening)
         return self.log_height - 0.5 * y.square().sum(-1)
+
+    def amounts(self, z: Tensor) -> list[Tensor]:
+        """½ of the squares that add up to ‖W(z − m)‖²."""
+        W = self.whitening.double()
+        return [0.5 * channel_squares(W, F.linear(z - self.center, W))]
 
     def sums(self, z: Tensor, y: Tensor) -> Values:
         """Count, sum and sum of outer products."""
@@ -235,6 +260,17 @@ class ClassAwareDensity(WhitenedDensity):
         nearest = F.linear(turned, self.location, self.intercept).argmax(-1)
         parts = torch.cat([turned - self.location[nearest], rest, turned], dim=-1)
         return torch.addmm(self.height, parts.square(), self.gather)
+
+    def amounts(self, z: Tensor) -> list[Tensor]:
+        """Of the distance from the nearest class, and of that minus the one from all data."""
+        W, n = self.whitening.double(), self.num_turned
+        y = F.linear(directions(z) - self.center, W)
+        location = self.location.double()
+        nearest = F.linear(y[:, :n], location, self.intercept.double()).argmax(-1)
+        own = 0.5 * channel_squares(W, y - F.pad(location[nearest], (0, y.shape[1] - n)))
+        unexplained = (2 * self.gather[len(W) :, 1]).double().sqrt()  # (1 + b_i)^(−½)
+        turn = F.pad(unexplained, (0, len(W) - n), value=1.0)
+        return [own, own - 0.5 * channel_squares(turn[:, None] * W, y * turn)]
 
     def sums(self, z: Tensor, y: Tensor) -> Values:
         """Counts and sums of every class, and one sum of outer products, of directions."""
