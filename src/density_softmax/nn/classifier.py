@@ -77,6 +77,8 @@ class Classifier(nn.Module, ABC):
     Attributes:
         num_features: the width of the features.
         calibration: what `attach` measured; None if the model was trained in another way.
+        sums: by stage, the sums over the training data that `update` adds to, in float64 on the
+            CPU; none of a model that no `fit` of this process and no file gave them.
     """
 
     encoder: nn.Module
@@ -97,6 +99,7 @@ class Classifier(nn.Module, ABC):
         if example is not None:
             self.describe_inputs(example)
         self.calibration: Calibration | None = None
+        self.sums: dict[str, dict[str, Tensor]] = {}
         self._fitted = False
         self._lock = CallerLock()
 
@@ -135,7 +138,7 @@ class Classifier(nn.Module, ABC):
 
     def on_features(self: C) -> C:
         """A copy that reads features in place of inputs. It shares the encoder and nothing else."""
-        twin = copy.deepcopy(self, {id(self.encoder): self.encoder})
+        twin = copy.deepcopy(self, {id(each): each for each in (self.encoder, self.sums)})
         twin.features = lambda x: x  # type: ignore[method-assign]
         return twin
 
@@ -310,6 +313,13 @@ class Classifier(nn.Module, ABC):
 
     def _score(self, x: NDArray[Any]) -> NDArray[Any]:
         return self.predict(x, seed=0).epistemic.cpu().numpy()
+
+    def update(self, data: Any, *, calibration: Any = None, progress: bool = False) -> None:
+        """Merge more training data into the density: `density_softmax.update` of this model."""
+        import density_softmax
+
+        model: Any = self  # a Method, which stands above
+        density_softmax.update(model, data, calibration=calibration, progress=progress)
 
     def summary(self) -> str:
         """What the model is and, if `attach` made it, what that did to it, in a few lines."""

@@ -33,7 +33,8 @@ class ClosedFormDensity(Density, ABC):
 
     def stages(self) -> tuple[Stage, ...]:
         """One pass."""
-        return (Estimate("density", self._statistics, self.estimate, on="features"),)
+        once = Estimate("density", self._statistics, self.estimate, on="features", mergeable=True)
+        return (once,)
 
     def _statistics(self, batch: Batch) -> Values:
         return self.sums(batch.x.double(), batch.y)
@@ -122,8 +123,13 @@ class WhitenedDensity(ClosedFormDensity, ABC):
             shrunk = _shrunk(spectrum, s)
             return (shrunk.log() + v / shrunk)[alive].sum().item()
 
-        s = min({before, *(s for s in SHRINKAGES if s > before)}, key=cost)
-        ratio = unshrunk / _shrunk(spectrum, s)
+        self.shrink_to(min({before, *(s for s in SHRINKAGES if s > before)}, key=cost))
+
+    def shrink_to(self, s: float) -> None:
+        """Shrink what `estimate` wrote, by s or by the least that float32 can use."""
+        spectrum, before = self.spectrum.double(), self.shrinkage.item()
+        s = max(s, before)
+        ratio = _shrunk(spectrum, before) / _shrunk(spectrum, s)
         self.whitening.mul_(ratio.sqrt()[:, None])
         self.log_height.add_(0.5 * ratio.log().sum())
         self.shrinkage.fill_(s)
@@ -293,9 +299,9 @@ class ClassAwareDensity(WhitenedDensity):
         """The direction minus the mean of its class."""
         return directions(z) - self.mean[y]
 
-    def shrink(self, total: Values) -> None:
+    def shrink_to(self, s: float) -> None:
         """Shrink, then turn W to where the class means differ."""
-        super().shrink(total)
+        super().shrink_to(s)
         W = self.whitening.double()
         location = (self.mean - self.center).double() @ W.T
         _, root, V = torch.linalg.svd(self.share.double().sqrt()[:, None] * location)
