@@ -35,9 +35,7 @@ def both(*parts: Data) -> Data:
 
 
 def attached(train: Data, method="density_softmax", calibration: Data = HELDOUT):
-    return ds.attach(
-        network(), train=train, calibration=calibration, method=method, progress=False
-    )
+    return ds.attach(network(), train=train, calibration=calibration, method=method, progress=False)
 
 
 def config(density, **fields) -> DensitySoftmax.Config:

@@ -134,20 +134,20 @@ class Explanation:
 
         if not -len(self) <= row < len(self):
             raise UserError(f"row {row}: there are {len(self)} inputs")
-        figure = Figure(figsize=(10, 4), layout="constrained")
-        panels = figure.subplots(1, 2 if self.occlusion is None else 3).tolist()
+        widths = [1, 1] if self.occlusion is None else [1, 1, 0.8, 1]
+        figure = Figure(figsize=(5 * sum(widths), 4), layout="constrained")
+        panels = figure.subplots(1, len(widths), width_ratios=widths).tolist()
         experts = [(name, float(values[row])) for name, values in self.experts.items()]
         _bars(panels[0], experts, f"epistemic uncertainty {self.epistemic[row]:.4g}")
         what = "channels" if self.columns is None else f"columns, beyond {self.base:.3g}"
         _bars(panels[1], self.strongest(row), f"strongest {what}")
         if self.occlusion is not None and self.images is not None:
-            shown = panels[2].imshow(picture(self.images[row]), interpolation="nearest")
+            panels[2].imshow(picture(self.images[row]), interpolation="nearest")
             limit = max(float(np.abs(self.occlusion[row]).max()), 1e-12)
-            shown = panels[2].imshow(
-                self.occlusion[row], cmap="RdBu_r", vmin=-limit, vmax=limit, alpha=0.6
-            )
-            figure.colorbar(shown, ax=panels[2], label="uncertainty that goes away if covered")
-            panels[2].set_axis_off()
+            shown = panels[3].imshow(self.occlusion[row], cmap="RdBu_r", vmin=-limit, vmax=limit)
+            figure.colorbar(shown, ax=panels[3], label="uncertainty that goes away if covered")
+            for panel in panels[2:]:
+                panel.set_axis_off()
         figure.savefig(file)
 
 
