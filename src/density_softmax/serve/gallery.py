@@ -137,7 +137,7 @@ class Gallery:
             shown = x * std + mean
         else:
             shown = (x - x.min()) / max(float(x.max() - x.min()), 1e-12)
-        return np.uint8(np.rint(255 * shown.clip(0, 1)))
+        return np.rint(255 * shown.clip(0, 1)).astype(np.uint8)
 
 
 def shares(contributions: Sequence[float]) -> list[float]:
