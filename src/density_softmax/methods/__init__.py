@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from density_softmax.config import from_dict
 from density_softmax.files import (
     CHECKSUM,
+    MODEL_FORMAT,
     StorageError,
     differences,
     hash_content,
@@ -23,7 +24,7 @@ from density_softmax.files import (
     under,
 )
 from density_softmax.lazy import import_modules
-from density_softmax.methods.base import MODEL_FORMAT, SUMS, Group, Method, MethodConfig
+from density_softmax.methods.base import SUMS, Group, Method, MethodConfig
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.execution import seeded
 from density_softmax.nn.finding import Site

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from density_softmax import __version__
 from density_softmax.config import Family, Members, to_dict
-from density_softmax.files import CHECKSUM, hash_content, save_tensors
+from density_softmax.files import CHECKSUM, MODEL_FORMAT, hash_content, save_tensors
 from density_softmax.nn.backbones.base import feature_width
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.classifier import Classifier
@@ -24,8 +24,6 @@ from density_softmax.training import Descent, Stage, Train
 from density_softmax.types import Batch, Needs
 
 Group = Literal["paper", "posthoc"]
-# Of the files that `Method.save` writes; a change that older versions cannot read is a new number.
-MODEL_FORMAT = "1"
 # Names of sums in a file begin with this; those of a state have no slash.
 SUMS = "sums/"
 
