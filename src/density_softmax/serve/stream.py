@@ -55,6 +55,7 @@ def predict_stream(
     false_alarms: float = 0.05,
     batch_size: int = 64,
     workers: int = 1,
+    replica: Callable[[], Served] | None = None,
     report: Callable[[Throughput], None] = lambda throughput: None,
 ) -> Throughput:
     """Predict all inputs at a path and write a record for each.
@@ -66,16 +67,22 @@ def predict_stream(
         false_alarms: share of in-domain inputs that may be flagged as `out`.
         batch_size: inputs in memory at a time.
         workers: threads that decode images.
+        replica: opens the model in each process of a Ray cluster; None predicts in this process.
         report: called after each batch.
     """
     if out is not None and out.exists() and path.exists() and out.samefile(path):
         raise UserError(f"--out {out}: is the input, which it would replace; choose another name")
     threshold = model.card.threshold(false_alarms)
-    chunks = read_chunks(path, model.card, batch_size, workers)
+    if replica is None:
+        batches = _records(model, read_chunks(path, model.card, batch_size, workers), threshold)
+    else:
+        from density_softmax.serve.cluster import records_on_cluster
+
+        batches = records_on_cluster(replica, path, model.card, batch_size, threshold)
     flags: Counter[str] = Counter()
     began, found = perf_counter(), Throughput(0.0, flags)
     with open_output(out) as write:
-        for batch in _records(model, chunks, threshold):
+        for batch in batches:
             write(batch)
             flags.update(record.flag for record in batch)
             found = Throughput(perf_counter() - began, flags)
@@ -88,12 +95,23 @@ def _records(
 ) -> Iterator[list[Record]]:
     """The records of one batch after another."""
     for chunk in chunks:
-        readable = np.array([np.isfinite(x).all() for x in chunk.x], bool)
-        answer = _answer(model, chunk.x, readable)
-        yield [
-            _record(model.card, chunk, answer, row, bool(readable[row]), threshold)
-            for row in range(len(chunk.x))
-        ]
+        yield records_of(model, chunk, threshold)
+
+
+def records_of(model: Served, chunk: Chunk, threshold: float | None) -> list[Record]:
+    """The records of a batch.
+
+    Args:
+        model: an exported model, or that of a run.
+        chunk: prepared inputs.
+        threshold: of the epistemic uncertainty, above which an input is flagged as `out`.
+    """
+    readable = np.array([np.isfinite(x).all() for x in chunk.x], bool)
+    answer = _answer(model, chunk.x, readable)
+    return [
+        _record(model.card, chunk, answer, row, bool(readable[row]), threshold)
+        for row in range(len(chunk.x))
+    ]
 
 
 def _answer(model: Served, x: NDArray[np.float32], readable: NDArray[np.bool_]) -> Answer:
