@@ -12,9 +12,6 @@ from density_softmax.errors import UserError
 
 # Imports of this module stay light: every worker of a cluster has it.
 
-# How often work is started again whose worker or machine was lost.
-RETRIES = 5
-
 
 def import_ray(module: str = "ray") -> Any:
     """Import Ray, or say what to install.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from density_softmax.cluster import RETRIES, enter_cluster, import_ray
+from density_softmax.cluster import enter_cluster, import_ray
 
 # Imports of this module stay light: every worker of a cluster has it.
 
@@ -132,6 +132,10 @@ class LocalEngine:
         self._threads.shutdown()
 
 
+# How often a job is started again whose worker or machine was lost; it continues where it was.
+RETRIES = 5
+
+
 class RayEngine:
     """Jobs as tasks of Ray: on the cluster of $RAY_ADDRESS, or on one made of this machine.
 
@@ -155,7 +159,7 @@ class RayEngine:
             # More than any machine has would be waited for in vain.
             num_cpus=min(job.num_cpus, self._most_cpus),
             num_gpus=min(job.num_gpus, self._most_gpus),
-            max_retries=RETRIES,  # a job continues where it was
+            max_retries=RETRIES,
         )
         return task.remote(job).future()
 

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from density_softmax.cluster import RETRIES, import_ray, in_cluster
+from density_softmax.cluster import import_ray, in_cluster
 from density_softmax.errors import UserError
 from density_softmax.serve.card import Card
 from density_softmax.serve.inputs import prepared, read_parts
@@ -44,9 +44,9 @@ def records_on_cluster(
     with in_cluster():
         source = _source(import_ray("ray.data"), (path.absolute(), card, batch_size))
         # Another share of a core than for answers keeps Ray from making one task of both.
-        parts = source.map_batches(_found, batch_size=None, num_cpus=0, max_retries=RETRIES)
+        parts = source.map_batches(_found, batch_size=None, num_cpus=0)
         answer = partial(_answered, pickle.dumps(replica), threshold)
-        answers = parts.map_batches(answer, batch_size=None, num_cpus=1, max_retries=RETRIES)
+        answers = parts.map_batches(answer, batch_size=None, num_cpus=1)
         for rows in answers.iter_batches(batch_size=None):
             for batches in map(pickle.loads, rows[COLUMN]):
                 if isinstance(batches, UserError):
