@@ -22,6 +22,11 @@ import density_softmax as ds
 FOLDER = Path(__file__).parent.parent / "demo"
 NUM_SHOWN = 200  # points of the moons that the page draws
 SEED = 0
+# The networks read coordinates, and brightness from 0 to 1, as they are.
+NORMALISATION = {
+    "two_moons": {"kind": "table", "columns": ("x", "y"), "mean": (0, 0), "std": (1, 1)},
+    "digits": {"kind": "images", "mean": (0,), "std": (1,)},
+}
 
 
 class Samples(NamedTuple):
@@ -45,7 +50,9 @@ def main() -> None:
         for method, suffix in (("density_softmax", ""), ("max_softmax", "_plain")):
             model = ds.attach(net, train=train, calibration=heldout, method=method, progress=False)
             path = out / f"{name}{suffix}.onnx"
-            ds.export(model, path, example=train.x[:1], heldout=heldout)
+            ds.export(
+                model, path, example=train.x[:1], heldout=heldout, normalisation=NORMALISATION[name]
+            )
             print(path, path.stat().st_size)
         facts = {**shown, **known(out / f"{name}.onnx", heldout)}
         (out / f"{name}.json").write_text(json.dumps(facts), encoding="utf-8")

@@ -20,6 +20,7 @@ import density_softmax as ds
 from chromium import NEEDS_CHROMIUM, Chromium
 
 DOCS = ROOT / "docs"
+ANSWERED = "new Promise((done) => setTimeout(done, 100))"
 
 
 def hook() -> ModuleType:
@@ -39,8 +40,9 @@ def build(folder: Path, scripts: dict[str, str]) -> Path:
     body = markdown.markdown(
         (DOCS / "demo.md").read_text(encoding="utf-8"), extensions=["md_in_html", "attr_list"]
     )
+    head = "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'>"
     page = folder / "demo.html"
-    page.write_text(f"<!doctype html><meta charset=utf-8><body>{body}</body>", encoding="utf-8")
+    page.write_text(f"{head}<body>{body}</body>", encoding="utf-8")
     (folder / "assets" / "onnxruntime-web").mkdir(parents=True)
     for name in ("demo.js", "demo.css"):
         shutil.copy(DOCS / "assets" / name, folder / "assets")
@@ -107,13 +109,13 @@ def test_the_browser_answers_as_onnxruntime_does(page: Chromium, name: str) -> N
 def test_a_point_that_leaves_the_data_becomes_unknown(page: Chromium) -> None:
     canvas = "#demo-two_moons canvas"
     page.drag([page.place(canvas, 0.45, 0.3), page.place(canvas, 0.4, 0.34)])  # in the upper moon
-    page.run("new Promise((done) => setTimeout(done, 50))")
+    page.run(ANSWERED)
     assert percentage(page, "two_moons", "Typicality") > 0.05
     assert "a known input" in page.text("#demo-two_moons .demo-answer")
     page.run(f"document.querySelector({canvas!r}).focus()")
     page.key("ArrowDown", 30)
     page.key("ArrowLeft", 30)
-    page.run("new Promise((done) => setTimeout(done, 50))")
+    page.run(ANSWERED)
     assert percentage(page, "two_moons", "Typicality") < 0.01
     assert percentage(page, "two_moons", "Confidence") < percentage(
         page, "two_moons", "Plain softmax"
@@ -131,10 +133,10 @@ def circle(page: Chromium) -> None:
 def test_a_drawn_digit_is_read_and_noise_is_unknown(page: Chromium) -> None:
     page.click("#demo-digits [data-do=clear]")
     circle(page)
-    page.run("new Promise((done) => setTimeout(done, 50))")
+    page.run(ANSWERED)
     assert "Label 0" in page.text("#demo-digits .demo-answer")
     page.click("#demo-digits [data-do=noise]")
-    page.run("new Promise((done) => setTimeout(done, 50))")
+    page.run(ANSWERED)
     assert "unknown" in page.text("#demo-digits .demo-answer")
 
 
@@ -145,7 +147,7 @@ def test_a_digit_can_be_drawn_by_keys(page: Chromium) -> None:
     page.key(" ")
     page.key("ArrowDown", 12)
     page.key(" ")
-    page.run("new Promise((done) => setTimeout(done, 50))")
+    page.run(ANSWERED)
     assert "Label 1" in page.text("#demo-digits .demo-answer")
 
 

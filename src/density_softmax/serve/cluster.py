@@ -41,11 +41,11 @@ def records_on_cluster(
         batch_size: inputs that the model answers at a time.
         threshold: of the epistemic uncertainty, above which an input is flagged as `out`.
     """
-    with in_cluster():
+    with in_cluster() as ray:
         source = _source(import_ray("ray.data"), (path.absolute(), card, batch_size))
         # Another share of a core than for answers keeps Ray from making one task of both.
         parts = source.map_batches(_found, batch_size=None, num_cpus=0)
-        answer = partial(_answered, pickle.dumps(replica), threshold)
+        answer = partial(_answered, ray.cloudpickle.dumps(replica), threshold)
         answers = parts.map_batches(answer, batch_size=None, num_cpus=1)
         for rows in answers.iter_batches(batch_size=None):
             for batches in map(pickle.loads, rows[COLUMN]):
