@@ -36,7 +36,7 @@ for line in sys.stdin:
         exec(json.loads(line), names)
     except Exception as error:
         names["result"] = repr(error)
-    print(json.dumps(names["result"]), flush=True)
+    print("result", json.dumps(names["result"]), flush=True)
 """
 MODELS = Path(__file__).parents[2] / "docs" / "demo"
 
@@ -53,7 +53,9 @@ class Cluster:
         self.process.stdin.flush()
 
     def result(self) -> Any:
-        return json.loads(self.process.stdout.readline())
+        """What it left; Ray prints lines of its own."""
+        lines = iter(self.process.stdout.readline, "")
+        return json.loads(next(line[7:] for line in lines if line.startswith("result ")))
 
 
 @pytest.fixture(scope="module")
