@@ -18,7 +18,7 @@ from typing import Any
 from density_softmax.cluster import import_ray, in_cluster
 from density_softmax.errors import UserError
 from density_softmax.serve.card import Card
-from density_softmax.serve.inputs import prepared, read_parts
+from density_softmax.serve.inputs import chunk_of, read_parts
 from density_softmax.serve.outputs import Record
 from density_softmax.serve.stream import Served, records_of
 
@@ -82,7 +82,7 @@ def _answered(replica: bytes, threshold: float | None, rows: Rows) -> Rows:
     if not isinstance(found, UserError):
         model = _opened(replica)
         with ThreadPoolExecutor(1) as pool:
-            chunks = [prepared(part, model.card, pool) for part in found]
+            chunks = [chunk_of(part, model.card, pool) for part in found]
         found = [records_of(model, chunk, threshold) for chunk in chunks]
     return {COLUMN: [pickle.dumps(found)]}
 

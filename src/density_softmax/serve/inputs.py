@@ -23,7 +23,7 @@ from density_softmax.files import regular_file
 from density_softmax.files.arrays import ArrayHeader, open_npz
 from density_softmax.files.images import IMAGE_SUFFIXES, decode
 from density_softmax.files.tables import CsvTable, TableRow, listed, open_csv
-from density_softmax.serve.card import Card
+from density_softmax.serve.card import Card, Normalisation
 
 Floats = NDArray[np.float32]
 
@@ -71,7 +71,7 @@ def read_chunks(path: Path, card: Card, batch_size: int, workers: int = 1) -> It
 def _chunks(parts: Iterator[Part], card: Card, workers: int) -> Iterator[Chunk]:
     with ThreadPoolExecutor(workers) as pool:
         for part in parts:
-            yield prepared(part, card, pool)
+            yield chunk_of(part, card, pool)
 
 
 def read_parts(path: Path, card: Card, batch_size: int) -> Iterator[Part]:
@@ -93,7 +93,7 @@ def read_parts(path: Path, card: Card, batch_size: int) -> Iterator[Part]:
     raise DataError(f"{path}: predict reads an image folder, an image, an .npz or a .csv file")
 
 
-def prepared(part: Part, card: Card, pool: Executor) -> Chunk:
+def chunk_of(part: Part, card: Card, pool: Executor) -> Chunk:
     """A part as a model reads it.
 
     Args:
@@ -102,23 +102,23 @@ def prepared(part: Part, card: Card, pool: Executor) -> Chunk:
         pool: decodes images.
     """
     if not isinstance(part.raw, list):
-        return Chunk(part.names, _prepared(part.raw, card), part.notes)
+        return Chunk(part.names, prepared(part.raw, card), part.notes)
     images, notes = zip(*pool.map(partial(_decoded, card), part.raw), strict=True)
     return Chunk(part.names, np.stack(images), list(notes))
 
 
 def _decoded(card: Card, file: Path) -> tuple[Floats, str]:
     """An image, or NaN and the reason."""
-    assert card.normalisation is not None
     try:
-        return card.normalisation(decode(file, *card.input_shape)[None])[0], ""
+        return image_normalisation(str(file), card)(decode(file, *card.input_shape)[None])[0], ""
     # Decoders raise errors of every kind on broken files; none may stop the others.
     except Exception as error:
         return np.full(card.input_shape, np.nan, np.float32), " ".join(str(error).split())
 
 
 def _image_parts(path: Path, card: Card, batch_size: int) -> Iterator[Part]:
-    _check_images(path, card)
+    what = "a folder of images" if path.is_dir() else "an image"
+    image_normalisation(f"{path}: {what}", card)
     found = False
     for files in _batches(_image_files(path), batch_size):
         found = True
@@ -130,16 +130,21 @@ def _image_parts(path: Path, card: Card, batch_size: int) -> Iterator[Part]:
         raise DataError(f"{path}: holds no images ({', '.join(IMAGE_SUFFIXES)})")
 
 
-def _check_images(path: Path, card: Card) -> None:
-    """Refuse images that the model cannot read, before they are read."""
+def image_normalisation(what: str, card: Card) -> Normalisation:
+    """How a model prepares images; an error if it reads none.
+
+    Args:
+        what: the images, for error messages.
+        card: of the model.
+    """
     if len(card.input_shape) != 3 or card.input_shape[0] not in (1, 3):
-        what = "a folder of images" if path.is_dir() else "an image"
-        raise DataError(f"{path}: {what}, but the model reads inputs of shape {card.input_shape}")
+        raise DataError(f"{what}, but the model reads inputs of shape {card.input_shape}")
     if card.normalisation is None or card.normalisation.kind != "images":
         raise DataError(
-            f"{path}: the model does not say how images are normalised; "
+            f"{what}, but the model does not say how images are normalised; "
             "export it from a run, or with normalisation="
         )
+    return card.normalisation
 
 
 def _image_files(path: Path) -> Iterator[Path]:
@@ -182,7 +187,7 @@ def _check_array(path: Path, header: ArrayHeader, card: Card) -> None:
         raise DataError(f"{path}: holds no rows")
     one = shape[1:]
     if _are_images(dtype, card):
-        _check_images(path, card)
+        image_normalisation(f"{path}: images", card)
         one = (*one, 1) if len(one) == 2 else one
         one = (*one[-1:], *one[:-1])
     if one != card.input_shape:
@@ -196,11 +201,16 @@ def _are_images(dtype: np.dtype[Any], card: Card) -> bool:
     return dtype == np.uint8 and len(card.input_shape) == 3
 
 
-def _prepared(x: NDArray[Any], card: Card) -> Floats:
-    """Bytes and table rows are normalised; floating-point images are taken as they are."""
+def prepared(x: NDArray[Any], card: Card) -> Floats:
+    """Bytes and table rows are normalised; floating-point images are taken as they are.
+
+    Args:
+        x: inputs as they were read, (batch, ...).
+        card: of the model.
+    """
     if _are_images(x.dtype, card):
-        assert card.normalisation is not None
-        return card.normalisation(np.moveaxis(x[..., None] if x.ndim == 3 else x, -1, 1))
+        x = np.moveaxis(x[..., None] if x.ndim == 3 else x, -1, 1)
+        return image_normalisation("images", card)(x)
     if card.normalisation is not None and card.normalisation.kind == "table":
         return card.normalisation(x)
     with np.errstate(over="ignore"):
@@ -212,7 +222,7 @@ def _table_parts(path: Path, card: Card, batch_size: int) -> Iterator[Part]:
         raise DataError(f"{path}: a table, but the model reads inputs of shape {card.input_shape}")
     first = 0
     with open_csv(path) as table:
-        for rows in _batches(_table_rows(table, card), batch_size):
+        for rows in _batches(table_rows(table, card), batch_size):
             x = np.array([row.numbers for row in rows], np.float64)
             names = [str(first + row) for row in range(len(rows))]
             first += len(rows)
@@ -221,11 +231,15 @@ def _table_parts(path: Path, card: Card, batch_size: int) -> Iterator[Part]:
         raise DataError(f"{path}: holds no rows")
 
 
-def _table_rows(table: CsvTable, card: Card) -> Iterator[TableRow]:
+def table_rows(table: CsvTable, card: Card) -> Iterator[TableRow]:
     """The rows of a table, with the numbers that the model reads.
 
     If the model knows the names of its columns, the first line must contain them, in any order
     and among others. Otherwise all columns are read, and a first line without numbers is skipped.
+
+    Args:
+        table: an open one.
+        card: of the model.
     """
     header, path = table.header, table.path
     columns = card.normalisation.columns if card.normalisation is not None else ()
