@@ -16,6 +16,7 @@ from density_softmax.nn.finding import NUM_PROBED
 from density_softmax.nn.softmax.head import fit_temperature
 from density_softmax.nn.softmax.scale import TemperatureScale
 from density_softmax.recipes.attach import closed_form
+from density_softmax.training import folds
 
 ENGINE = ds.EngineConfig(accelerator="cpu", predict_batch_size=32)
 NUM_CLASSES = 3
@@ -262,3 +263,18 @@ def test_warnings_point_to_the_call_of_attach(trained):
             progress=False,
         )
     assert {each.filename for each in caught} == {__file__}
+
+
+@pytest.mark.parametrize(("num_samples", "num_folds"), [(10, 5), (23, 5), (7, 3), (100, 2)])
+def test_folds_judge_every_sample_once_by_all_the_others(num_samples: int, num_folds: int) -> None:
+    pairs = folds(num_samples, num_folds, seed=3)
+    assert len(pairs) == num_folds
+    judged = torch.cat([outside for _, outside in pairs])
+    assert judged.sort().values.tolist() == list(range(num_samples))
+    for inside, outside in pairs:
+        assert torch.cat([inside, outside]).sort().values.tolist() == list(range(num_samples))
+
+
+def test_too_few_samples_for_folds_are_all_in_both_parts() -> None:
+    ((inside, outside),) = folds(9, 5)
+    assert inside.tolist() == outside.tolist() == list(range(9))
