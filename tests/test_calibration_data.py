@@ -192,12 +192,10 @@ def test_scores_after_are_of_samples_that_fitted_nothing(trained):
     with torch.no_grad():
         z, logits = model.features(x), trained(x)
     found = cross_validate(model, z, y, seed=0, batch_size=32)
-    order = torch.randperm(300, generator=torch.Generator().manual_seed(0)) % 5
     expected = torch.empty(300, 3)
-    for fold in range(5):
-        inside = order == fold
-        temperature = fit_temperature(logits[~inside], y[~inside])
-        expected[inside] = (logits[inside] / temperature).softmax(-1)
+    for inside, outside in folds(300, 5, seed=0):
+        temperature = fit_temperature(logits[inside], y[inside])
+        expected[outside] = (logits[outside] / temperature).softmax(-1)
     assert torch.allclose(found, expected, atol=1e-5)
     assert model.calibration.after.nll == pytest.approx(nll(expected, y), abs=1e-5)
 

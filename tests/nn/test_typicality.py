@@ -76,7 +76,7 @@ def test_experts_that_ignore_classes_count_in_the_tail_or_beyond_all_held_out_sa
     typicality = class_aware(layers=slice(0, 5), last=slice(0, 3))
     ordered = typicality.experts(z, logits_of(z))[:, place].sort().values
     at = torch.full((3, 5), 1e9)
-    far = ordered[0] - 100 * typicality.width[place]
+    far = ordered[0] - 101 * typicality.width[place]
     at[:, place] = torch.stack([ordered[1000], ordered[rank], far])
     median, onset, beyond = typicality.combined(at).surprise.tolist()
     assert median < onset / 2
