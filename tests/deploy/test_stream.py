@@ -204,7 +204,8 @@ def test_a_long_table_is_never_in_memory_as_a_whole(tmp_path):
 
 def test_flags_follow_the_threshold():
     chunk = chunk_of([1, 0], [3, 0], [np.inf, 0], [np.nan, 0])
-    flags = [[r.flag for r in batch] for t in (2.0, None) for batch in _records(Fake(), [chunk], t)]
+    batches = [batch for t in (2.0, None) for batch in _records(Fake(), [chunk], t)]
+    flags = [[record.flag for record in batch] for batch in batches]
     assert flags == [["in", "out", "bad", "bad"], ["", "", "bad", "bad"]]
 
 
