@@ -11,12 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from density_softmax.decide.conformal import Ranks
 from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
-
-# Shares of in-domain inputs that may be flagged as unknown, as texts show thresholds for them.
-FALSE_ALARMS = (0.01, 0.05, 0.1)
 
 
 @dataclass(frozen=True)
@@ -211,16 +207,7 @@ class Card:
     @property
     def thresholds(self) -> dict[float, float]:
         """By share of false alarms, the epistemic uncertainty above which an input is unknown."""
-        return {} if self.policy is None else thresholds_of(self.policy.typical)
-
-
-def thresholds_of(typical: Ranks) -> dict[float, float]:
-    """What at most 1 %, 5 % and 10 % of inputs like the held-out ones exceed.
-
-    Args:
-        typical: the ranks of the epistemic uncertainties of held-out inputs.
-    """
-    return {share: typical.threshold(share) for share in FALSE_ALARMS}
+        return {} if self.policy is None else self.policy.typical.thresholds
 
 
 def _numbers(name: str, values: Any) -> tuple[float, ...]:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from density_softmax.decide.decision import Decision
-from density_softmax.decide.policy import Policy
+from density_softmax.decide.policy import Decision, Policy
 from density_softmax.errors import UserError
 from density_softmax.serve.card import Card
 
