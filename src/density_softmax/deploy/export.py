@@ -38,8 +38,8 @@ from density_softmax.errors import UserError
 from density_softmax.files import write_bytes
 from density_softmax.methods.base import Method
 from density_softmax.runs.run import Run
+from density_softmax.serve.answer import Answer
 from density_softmax.serve.card import Card, Normalisation
-from density_softmax.serve.predictor import Answer
 from density_softmax.types import Source
 
 FORMATS: dict[str, Callable[[ExportedProgram], Artifact]] = {
@@ -79,8 +79,9 @@ def export(
 ) -> Exported:
     """Write a trained model as one file that serves without this package's training parts.
 
-    The graph takes `x`, a batch of any size, and returns `probs`, `aleatoric` and `epistemic`, and
-    in an .onnx file with a policy that promises something `p_value`, `action` and `sets`. It
+    The graph takes `x`, a batch of any size, and returns `probs`, `aleatoric`, `epistemic` and, if
+    the method has experts, their `contributions` to `epistemic`, (batch, experts). In an .onnx
+    file with a policy that promises something it also returns `p_value`, `action` and `sets`. It
     flags rows that are not finite as `Method.predict` does. It is run at batch sizes 1 and 7
     before it is written: a probability that differs by more than 1e-5 from the model's own is an
     error. The graph reads float32: a float64 model whose answers need more digits of its inputs
@@ -132,7 +133,7 @@ def export(
         bar.advance()
         bar.note("policy")
         card = replace(card, notes=_notes(parity, change))
-        card = card.with_policy(_policy(card.policy, artifact, held, change))
+        card = card.with_policy(_policy(card, artifact, held, change))
         if card.policy is not None and card.policy.promises and isinstance(artifact, OnnxArtifact):
             add_decisions(artifact.proto, card.policy)
         write_bytes(path, artifact.content(card))
@@ -236,6 +237,7 @@ def _card(
         class_names=names,
         input_shape=tuple(input_shape),
         normalisation=prepared,
+        experts=model.experts,
     )
 
 
@@ -249,14 +251,16 @@ def _quantized(
 
 
 def _policy(
-    policy: Policy | None, artifact: Artifact, heldout: Source | None, change: Change | None
+    card: Card, artifact: Artifact, heldout: Source | None, change: Change | None
 ) -> Policy | None:
     """The policy to write: the one given, unless the answers of the graph have changed."""
+    policy = card.policy
     if heldout is None or (policy is not None and change is None):
         return policy
     pairs = [(artifact.run(x), y.numpy()) for x, y in batches_of(heldout)]
     answers, labels = zip(*pairs, strict=True)
-    data = Answer(*map(np.concatenate, zip(*answers, strict=True))), np.concatenate(labels)
+    answer = Answer.of(Answer.joined(answers).outputs(), card.experts)
+    data = answer, np.concatenate(labels)
     return Policy.fit(None, data) if policy is None else policy.refit(data)
 
 
@@ -364,4 +368,8 @@ class RunPredictor:
     def predict(self, x: NDArray[Any]) -> Answer:
         """Probabilities and uncertainties of a batch of prepared inputs."""
         prediction = self.method.predict(x, seed=0)
-        return Answer(*(part.float().cpu().numpy() for part in prediction))
+        found = prediction._asdict()
+        if prediction.contributions is not None:
+            found["contributions"] = prediction.contributions
+        arrays = {name: part.float().cpu().numpy() for name, part in found.items()}
+        return Answer.of(arrays, self.card.experts)

@@ -36,9 +36,11 @@ class Answer(Prediction):
     Attributes:
         typical: the ranks of the epistemic uncertainty of held-out data, by the model's policy
             or, if it has none, by `attach`; None if neither is there.
+        experts: the names of the columns of `contributions`; none if there are no contributions.
     """
 
     typical: Ranks | None = None
+    experts: tuple[str, ...] = ()
 
     @property
     def typicality(self) -> Tensor:
@@ -120,6 +122,11 @@ class Classifier(nn.Module, ABC):
             }
         else:
             self.example_shape, self.example_dtype = tuple(example.shape[1:]), example.dtype
+
+    @property
+    def experts(self) -> tuple[str, ...]:
+        """Names of what adds up to the epistemic uncertainty; by default none."""
+        return ()
 
     @abstractmethod
     def forward(self, x: Tensor) -> Prediction:
@@ -213,9 +220,10 @@ class Classifier(nn.Module, ABC):
                 raise explained(error, x, shape, dtype) from error
 
     def _answer(self, prediction: Prediction) -> Answer:
-        answer = Answer(*prediction)
+        answer = Answer(*prediction).made_of(prediction.contributions)
         known = self.policy or self.calibration
         answer.typical = known.typical if known else None
+        answer.experts = () if prediction.contributions is None else self.experts
         return answer
 
     def digests(self, x: Any) -> NDArray[np.int64]:
@@ -237,19 +245,25 @@ class Classifier(nn.Module, ABC):
         if not parts:
             raise UserError("the DataLoader gives no batch: there is nothing to predict")
         fields = (torch.cat([f.cpu() for f in each]) for each in zip(*parts, strict=True))
-        return self._answer(Prediction(*fields))
+        contributions = [p.contributions.cpu() for p in parts if p.contributions is not None]
+        whole = Prediction(*fields).made_of(torch.cat(contributions) if contributions else None)
+        return self._answer(whole)
 
     def guarded(self, x: Tensor | Inputs) -> Prediction:
         """`forward` with bad rows flagged: what `predict` serves and what is exported."""
         # Few operations: 0 times a number is 0, and times anything else NaN, which a sum keeps.
         zeros = [(part * 0).flatten(1).sum(1) for part in tensors_of(x)]
         zero = zeros[0] if len(zeros) == 1 else torch.stack([z.float() for z in zeros]).sum(0)
-        probs, aleatoric, epistemic = self(_where(zero == 0, x))
+        found = self(_where(zero == 0, x))
+        probs, aleatoric, epistemic = found
         # An input so large that the density overflows is as unknown as one that is no number.
         good = (zero + probs.sum(1) + aleatoric + epistemic).abs() < math.inf
         probs = probs.where(good[:, None], 1 / self.num_classes)
         aleatoric = aleatoric.where(good, math.log(self.num_classes))
-        return Prediction(probs, aleatoric, epistemic.where(good, math.inf))
+        guarded = Prediction(probs, aleatoric, epistemic.where(good, math.inf))
+        if found.contributions is None:
+            return guarded
+        return guarded.made_of(found.contributions.where(good[:, None], math.inf))
 
     def summary(self) -> str:
         """What the model is and, if `attach` made it, what that did to it, in a few lines."""
