@@ -267,7 +267,10 @@ class Classifier(nn.Module, ABC):
 
     def summary(self) -> str:
         """What the model is and, if `attach` made it, what that did to it, in a few lines."""
-        return "\n".join([repr(self), *(self.calibration.lines() if self.calibration else ())])
+        lines = [repr(self), *(self.calibration.lines() if self.calibration else ())]
+        if self.policy is not None:
+            lines += [f"  {line}" for line in self.policy.summary().splitlines()]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         """One line; `print(torch.nn.Module.__repr__(model))` shows the tree of modules."""
