@@ -299,6 +299,9 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="A .csv, .jsonl or .parquet file; else CSV to stdout.")
     ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="An .html page of the most and least typical inputs.")
+    ] = None,
     false_alarms: Annotated[
         float | None,
         typer.Option(help="Share of known inputs called unknown; default: the policy's, or 0.05."),
@@ -321,7 +324,7 @@ def predict(
     """
     from density_softmax.cli.serving import run_predict
 
-    run_predict(model, path, out, policy, false_alarms, batch_size, threads)
+    run_predict(model, path, out, page, policy, false_alarms, batch_size, threads)
 
 
 @app.command()
