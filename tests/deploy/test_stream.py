@@ -214,7 +214,7 @@ def test_flags_follow_the_policy():
     found = [
         [(r.flag, r.action) for r in batch]
         for each in (policy(false_alarms=0.05), None)
-        for *_, batch in _records(Fake(), [chunk], each)
+        for batch in _records(Fake(), [chunk], each)
     ]
     bad = [("bad", "unknown")] * 2
     assert found[0] == [("in", "answer"), ("out", "unknown"), *bad]
@@ -259,7 +259,7 @@ class FakeOfWholeNumbers(Fake):
 @pytest.mark.parametrize("rows", [([1, 0], [np.nan, 0], [3, 0]), ([np.nan, 0],)])
 def test_what_cannot_be_read_is_not_given_to_the_model(rows):
     chunk = chunk_of(*rows)
-    ((_, _, batch),) = _records(FakeOfWholeNumbers(), [chunk], policy(false_alarms=0.05))
+    (batch,) = _records(FakeOfWholeNumbers(), [chunk], policy(false_alarms=0.05))
     expected = {1.0: "in", 3.0: "out"}
     assert [r.flag for r in batch] == [expected.get(float(x[0]), "bad") for x in chunk.x]
     bad = [r for r in batch if r.flag == "bad"]

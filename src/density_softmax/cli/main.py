@@ -311,6 +311,9 @@ def predict(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs in memory at once.")] = 64,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 takes all.")] = 0,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")
+    ] = "local",
 ) -> None:
     """Label every input, with confidence, uncertainty and whether it is in or out of the domain.
 
@@ -324,7 +327,7 @@ def predict(
     """
     from density_softmax.cli.serving import run_predict
 
-    run_predict(model, path, out, page, policy, false_alarms, batch_size, threads)
+    run_predict(model, path, out, page, policy, false_alarms, batch_size, threads, engine)
 
 
 @app.command()
@@ -335,9 +338,7 @@ def monitor(
     stream: Annotated[
         Path, typer.Argument(help="What `predict` wrote next: .csv or .jsonl; - reads stdin.")
     ],
-    state: Annotated[
-        Path, typer.Option(help="What is known so far; created, and replaced atomically.")
-    ],
+    state: Annotated[Path, typer.Option(help="What is known so far; created, or replaced.")],
     false_alarms: Annotated[
         float, typer.Option(help="Probability of an alarm, ever, while nothing has changed.")
     ] = 0.01,
