@@ -146,8 +146,8 @@ def benchmark(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated; `all`: the paper's methods, `posthoc`: methods on a network that "
-            "ERM trained. With --ablation: density_softmax.",
+            help="Comma-separated; `all`: the paper's methods, `posthoc`: methods on a network "
+            "that ERM trained. With --ablation: density_softmax.",
             show_default="all",
         ),
     ] = None,

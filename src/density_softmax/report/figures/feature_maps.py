@@ -28,7 +28,7 @@ DOTS: dict[str, Any] = {"linestyle": "", "markersize": 2.0, "markeredgewidth": 0
 CAPTION = (
     "t-SNE maps of the encoder's features for at most 1,000 test inputs. Close features stay "
     "close; distances between groups and their sizes mean nothing. Colours and marks are classes, "
-    "at most 10; accuracies are on all inputs of the split. λ is the weight of the gradient penalty."
+    "at most 10; accuracies are on all inputs of the split. λ is the weight of the penalty."
 )
 
 
