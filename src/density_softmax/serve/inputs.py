@@ -92,8 +92,8 @@ def _image_normalisation(path: Path, card: Card) -> Normalisation:
         raise DataError(f"{path}: {what}, but the model reads inputs of shape {card.input_shape}")
     if card.normalisation is None or card.normalisation.kind != "images":
         raise DataError(
-            f"{path}: the model does not say how images are normalised; "
-            "export it from a run, or with normalisation="
+            f"{path}: the model does not say how images are normalised; pass normalisation=, to "
+            "export or to predict, or export it from a run"
         )
     return card.normalisation
 
