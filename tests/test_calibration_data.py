@@ -2,20 +2,26 @@
 
 import copy
 import warnings
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import density_softmax as ds
-from density_softmax.engine.calibration import cross_validate, digests, predict_features
+from density_softmax.decide.calibration import _refuse_known
+from density_softmax.engine.calibration import cross_validate, predict_features
 from density_softmax.errors import CalibrationWarning, UserError
+from density_softmax.files.cards import as_json
 from density_softmax.metrics import ece, nll
+from density_softmax.nn.execution import digests
 from density_softmax.nn.finding import NUM_PROBED
 from density_softmax.nn.softmax.head import fit_temperature
 from density_softmax.nn.softmax.scale import TemperatureScale
 from density_softmax.recipes.attach import closed_form
+from density_softmax.training import folds
 
 ENGINE = ds.EngineConfig(accelerator="cpu", predict_batch_size=32)
 NUM_CLASSES = 3
@@ -191,12 +197,10 @@ def test_scores_after_are_of_samples_that_fitted_nothing(trained):
     with torch.no_grad():
         z, logits = model.features(x), trained(x)
     found = cross_validate(model, z, y, seed=0, batch_size=32)
-    order = torch.randperm(300, generator=torch.Generator().manual_seed(0)) % 5
     expected = torch.empty(300, 3)
-    for fold in range(5):
-        inside = order == fold
-        temperature = fit_temperature(logits[~inside], y[~inside])
-        expected[inside] = (logits[inside] / temperature).softmax(-1)
+    for inside, outside in folds(300, 5, seed=0):
+        temperature = fit_temperature(logits[inside], y[inside])
+        expected[outside] = (logits[outside] / temperature).softmax(-1)
     assert torch.allclose(found, expected, atol=1e-5)
     assert model.calibration.after.nll == pytest.approx(nll(expected, y), abs=1e-5)
 
@@ -234,7 +238,7 @@ def test_the_summary_names_what_was_found_and_survives_the_way_to_a_file(trained
     assert all(f"{score:.4f}" in text for score in scores)
     model.save(tmp_path / "model.safetensors")
     loaded = ds.load(tmp_path / "model.safetensors", copy.deepcopy(trained))
-    assert loaded.calibration == found
+    assert as_json(loaded.calibration) == as_json(found)
     assert loaded.summary() == text
     assert copy.deepcopy(model).summary() == text
 
@@ -262,3 +266,52 @@ def test_warnings_point_to_the_call_of_attach(trained):
             progress=False,
         )
     assert {each.filename for each in caught} == {__file__}
+
+
+@pytest.mark.parametrize(("num_samples", "num_folds"), [(10, 5), (23, 5), (7, 3), (100, 2)])
+def test_folds_judge_every_sample_once_by_all_the_others(num_samples: int, num_folds: int) -> None:
+    pairs = folds(num_samples, num_folds, seed=3)
+    assert len(pairs) == num_folds
+    judged = torch.cat([outside for _, outside in pairs])
+    assert judged.sort().values.tolist() == list(range(num_samples))
+    for inside, outside in pairs:
+        assert torch.cat([inside, outside]).sort().values.tolist() == list(range(num_samples))
+
+
+def test_too_few_samples_for_folds_are_all_in_both_parts() -> None:
+    ((inside, outside),) = folds(9, 5)
+    assert inside.tolist() == outside.tolist() == list(range(9))
+
+
+def test_samples_that_set_the_scale_fit_no_policy(trained):
+    model, (x, y) = attached(trained), points(300, 2)
+    pairs = [(x, y), (x.double().numpy(), y.numpy())]
+    pairs.append(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 64))
+    for data in pairs:
+        with pytest.raises(UserError, match="100% of the samples set temperature and scale"):
+            ds.Policy.fit(model, data, coverage=0.9)
+    ds.Policy.fit(model, points(300, 7), coverage=0.9)
+
+
+def test_a_sketch_of_the_calibration_data_knows_them_again():
+    rng = np.random.default_rng(0)
+    ours, others = rng.integers(-(2**62), 2**62, (2, 5000))
+    known = SimpleNamespace(digests=tuple(np.sort(ours)[:512].tolist()), num_calibration=5000)
+    with pytest.raises(UserError, match="which divides the calibration data"):
+        _refuse_known(np.concatenate([ours[:500], others[:4000]]), known)
+    _refuse_known(np.concatenate([ours[:50], others]), known)
+    _refuse_known(np.repeat(ours[:20], 100), known)  # rows of a table that repeat themselves
+
+
+def test_attach_divides_the_calibration_data_for_a_policy(trained, tmp_path):
+    model = attached(trained, policy={"coverage": 0.9, "false_alarms": 0.05})
+    assert model.calibration.num_calibration == 150
+    assert model.policy.samples["samples"] == 150
+    assert "coverage 150" in model.summary()
+    x, y = points(2000, 9)
+    sets = model.policy(model.predict(x)).sets
+    assert 0.82 < sets[np.arange(2000), y].mean() < 0.97
+    model.save(tmp_path / "model.safetensors")
+    loaded = ds.load(tmp_path / "model.safetensors", copy.deepcopy(trained))
+    assert loaded.policy.to_dict() == model.policy.to_dict()
+    assert copy.deepcopy(model).policy is not None

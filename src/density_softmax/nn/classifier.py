@@ -21,8 +21,17 @@ from density_softmax.decide.explain import (
     Part,
     occlusion_maps,
 )
+from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
-from density_softmax.nn.execution import CallerLock, as_batch, evaluating, explained, seeded
+from density_softmax.nn.answer import Answer
+from density_softmax.nn.execution import (
+    CallerLock,
+    as_batch,
+    digests,
+    evaluating,
+    explained,
+    seeded,
+)
 from density_softmax.serve.card import Card, Normalisation
 from density_softmax.serve.inputs import read_chunks
 from density_softmax.types import Calibration, Inputs, Prediction, tensors_of, without_labels
@@ -31,49 +40,6 @@ C = TypeVar("C", bound="Classifier")
 Floats = NDArray[np.float64]
 # Inputs of a path that are in memory at once.
 PATH_BATCH = 64
-
-
-class Answer(Prediction):
-    """What `predict` returns: a prediction that also knows how strange held-out inputs are.
-
-    Attributes:
-        knots: quantiles of the epistemic uncertainty of the calibration data, ascending; none
-            unless `attach` made the model.
-        experts: the names of the columns of `contributions`; none if there are no contributions.
-        inputs: paths or the numbers of rows, of inputs that were read from a path.
-        notes: why such an input could not be read; empty if it could.
-    """
-
-    knots: tuple[float, ...] = ()
-    experts: tuple[str, ...] = ()
-    inputs: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def typicality(self) -> Tensor:
-        """The share of held-out inputs that are at least as strange, 0 to 1, (batch,)."""
-        if not self.knots:
-            raise UserError("typicality: only a model that `attach` made knows held-out inputs")
-        knots = torch.tensor(self.knots, device=self.epistemic.device)
-        below = torch.searchsorted(knots, self.epistemic.float().contiguous())
-        return 1 - below / len(self.knots)
-
-    def to_pandas(self) -> Any:
-        """A data frame: a row per sample, the probabilities of the classes in its last columns."""
-        import pandas
-
-        columns = {
-            name: getattr(self, name) for name in ("labels", "confidence", *self._fields[1:])
-        }
-        if self.knots:
-            columns["typicality"] = self.typicality
-        if self.contributions is not None:
-            columns |= dict(zip(self.experts, self.contributions.unbind(1), strict=True))
-        columns |= {f"p{number}": column for number, column in enumerate(self.probs.unbind(1))}
-        frame = pandas.DataFrame({name: each.cpu().numpy() for name, each in columns.items()})
-        if self.inputs:
-            frame.insert(0, "input", self.inputs)
-        return frame
 
 
 class Classifier(nn.Module, ABC):
@@ -90,6 +56,7 @@ class Classifier(nn.Module, ABC):
     Attributes:
         num_features: the width of the features.
         calibration: what `attach` measured; None if the model was trained in another way.
+        policy: what to do with predictions; kept with the model, and exported with it.
         sums: by stage, the sums over the training data that `update` adds to, in float64 on the
             CPU; none of a model that no `fit` of this process and no file gave them.
     """
@@ -112,6 +79,7 @@ class Classifier(nn.Module, ABC):
         if example is not None:
             self.describe_inputs(example)
         self.calibration: Calibration | None = None
+        self.policy: Policy | None = None
         self.sums: dict[str, dict[str, Tensor]] = {}
         self._fitted = False
         self._lock = CallerLock()
@@ -240,9 +208,21 @@ class Classifier(nn.Module, ABC):
 
     def _answer(self, prediction: Prediction) -> Answer:
         answer = Answer(*prediction).made_of(prediction.contributions)
-        answer.knots = self.calibration.knots if self.calibration else ()
+        known = self.policy or self.calibration
+        answer.typical = known.typical if known else None
         answer.experts = () if prediction.contributions is None else self.experts
         return answer
+
+    def digests(self, x: Any) -> NDArray[np.int64]:
+        """64 bits for each input, alike just if the inputs are, (batch,).
+
+        Args:
+            x: a batch of inputs, as for `predict`.
+        """
+        several = self.example_inputs is not None
+        like = next(self.parameters())
+        batch = as_batch(x, like, self.example_shape, self.example_dtype, several)
+        return digests(batch).numpy()
 
     def _predict_path(
         self, path: Path, seed: int | None, progress: bool, normalisation: Any
@@ -360,7 +340,10 @@ class Classifier(nn.Module, ABC):
 
     def summary(self) -> str:
         """What the model is and, if `attach` made it, what that did to it, in a few lines."""
-        return "\n".join([repr(self), *(self.calibration.lines() if self.calibration else ())])
+        lines = [repr(self), *(self.calibration.lines() if self.calibration else ())]
+        if self.policy is not None:
+            lines += [f"  {line}" for line in self.policy.summary().splitlines()]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         """One line; `print(torch.nn.Module.__repr__(model))` shows the tree of modules."""
