@@ -62,7 +62,8 @@ def read_chunks(path: Path, card: Card, batch_size: int, workers: int = 1) -> It
 
 
 def _image_chunks(path: Path, card: Card, batch_size: int, workers: int) -> Iterator[Chunk]:
-    normalisation, shape = _image_normalisation(path, card), card.input_shape
+    what = f"{path}: {'a folder of images' if path.is_dir() else 'an image'}"
+    normalisation, shape = image_normalisation(what, card), card.input_shape
 
     def read(file: Path) -> tuple[Floats, str]:
         try:
@@ -86,13 +87,18 @@ def _image_chunks(path: Path, card: Card, batch_size: int, workers: int) -> Iter
         raise DataError(f"{path}: holds no images ({', '.join(IMAGE_SUFFIXES)})")
 
 
-def _image_normalisation(path: Path, card: Card) -> Normalisation:
+def image_normalisation(what: str, card: Card) -> Normalisation:
+    """How a model prepares images; an error if it reads none.
+
+    Args:
+        what: the images, for error messages.
+        card: of the model.
+    """
     if len(card.input_shape) != 3 or card.input_shape[0] not in (1, 3):
-        what = "a folder of images" if path.is_dir() else "an image"
-        raise DataError(f"{path}: {what}, but the model reads inputs of shape {card.input_shape}")
+        raise DataError(f"{what}, but the model reads inputs of shape {card.input_shape}")
     if card.normalisation is None or card.normalisation.kind != "images":
         raise DataError(
-            f"{path}: the model does not say how images are normalised; "
+            f"{what}, but the model does not say how images are normalised; "
             "export it from a run, or with normalisation="
         )
     return card.normalisation
@@ -123,7 +129,7 @@ def _array_chunks(path: Path, card: Card, batch_size: int) -> Iterator[Chunk]:
                 rows = range(first, min(first + batch_size, num_rows))
                 data = stream.read(len(rows) * num_bytes)
                 x = np.frombuffer(data, header.dtype).reshape(len(rows), *shape)
-                yield Chunk([*map(str, rows)], _prepared(x, card, path), [""] * len(rows))
+                yield Chunk([*map(str, rows)], prepared(x, card, path), [""] * len(rows))
 
 
 def _check_array(path: Path, header: ArrayHeader, card: Card) -> None:
@@ -151,11 +157,17 @@ def _are_images(dtype: np.dtype[Any], card: Card) -> bool:
     return dtype == np.uint8 and len(card.input_shape) == 3
 
 
-def _prepared(x: NDArray[Any], card: Card, path: Path) -> Floats:
-    """Bytes and table rows are normalised; floating-point images are taken as they are."""
+def prepared(x: NDArray[Any], card: Card, path: Path | str) -> Floats:
+    """Bytes and table rows are normalised; floating-point images are taken as they are.
+
+    Args:
+        x: inputs as they were read, (batch, ...).
+        card: of the model.
+        path: of the inputs, for error messages.
+    """
     if _are_images(x.dtype, card):
         x = np.moveaxis(x[..., None] if x.ndim == 3 else x, -1, 1)
-        return _image_normalisation(path, card)(x)
+        return image_normalisation(f"{path}: images", card)(x)
     if card.normalisation is not None and card.normalisation.kind == "table":
         return card.normalisation(x)
     with np.errstate(over="ignore"):
@@ -167,20 +179,24 @@ def _table_chunks(path: Path, card: Card, batch_size: int) -> Iterator[Chunk]:
         raise DataError(f"{path}: a table, but the model reads inputs of shape {card.input_shape}")
     first = 0
     with open_csv(path) as table:
-        for rows in _batches(_table_rows(table, card), batch_size):
+        for rows in _batches(table_rows(table, card), batch_size):
             x = np.array([row.numbers for row in rows], np.float64)
             names = [str(first + row) for row in range(len(rows))]
             first += len(rows)
-            yield Chunk(names, _prepared(x, card, path), [row.problem for row in rows])
+            yield Chunk(names, prepared(x, card, path), [row.problem for row in rows])
     if not first:
         raise DataError(f"{path}: holds no rows")
 
 
-def _table_rows(table: CsvTable, card: Card) -> Iterator[TableRow]:
+def table_rows(table: CsvTable, card: Card) -> Iterator[TableRow]:
     """The rows of a table, with the numbers that the model reads.
 
     If the model knows the names of its columns, the first line must contain them, in any order
     and among others. Otherwise all columns are read, and a first line without numbers is skipped.
+
+    Args:
+        table: an open one.
+        card: of the model.
     """
     header, path = table.header, table.path
     columns = card.normalisation.columns if card.normalisation is not None else ()

@@ -98,7 +98,7 @@ class Predictor:
         Args:
             x: prepared inputs, (batch, *input shape).
         """
-        batch = self._checked(self._array(x))
+        batch = self.checked(self._array(x))
         if len(batch) == 0:
             empty = np.zeros(0, np.float32)
             return Answer(np.zeros((0, len(self.class_names)), np.float32), empty, empty)
@@ -187,7 +187,7 @@ class Predictor:
                 f"{', '.join(map(str, self.card.input_shape))})"
             )
 
-    def _checked(self, x: NDArray[Any]) -> NDArray[Any]:
+    def checked(self, x: NDArray[Any]) -> NDArray[Any]:
         self._check_shape(x)
         wanted = DTYPES[self._input.type]
         if x.dtype == np.uint8 and wanted != np.uint8:
