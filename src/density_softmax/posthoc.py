@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from density_softmax.data.loaders import as_source
 from density_softmax.data.sources import ArraySource
+from density_softmax.decide.conformal import Ranks
 from density_softmax.engine import EngineConfig, fit, start
 from density_softmax.engine.calibration import (
     cross_validate,
@@ -260,7 +261,10 @@ def _measured(method: Method, heldout: ArraySource, seed: int, batch_size: int) 
     epistemic = predict_features(method, heldout.x, batch_size).epistemic
     levels = torch.linspace(0, 1, min(NUM_KNOTS, len(epistemic)), dtype=torch.float64)
     knots = torch.quantile(epistemic.double(), levels, interpolation="higher")
-    found = {"thresholds": thresholds_of(epistemic.numpy()), "knots": tuple(knots.tolist())}
+    found = {
+        "thresholds": thresholds_of(Ranks.of(epistemic.double().numpy())),
+        "knots": tuple(knots.tolist()),
+    }
     return {"after": scores(probs, heldout.y), **found}
 
 

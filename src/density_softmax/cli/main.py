@@ -300,8 +300,12 @@ def predict(
         Path | None, typer.Option(help="A .csv, .jsonl or .parquet file; else CSV to stdout.")
     ] = None,
     false_alarms: Annotated[
-        float, typer.Option(help="Share of known inputs flagged as `out`: 0.01, 0.05 or 0.1.")
-    ] = 0.05,
+        float | None,
+        typer.Option(help="Share of known inputs called unknown; default: the policy's, or 0.05."),
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="A policy's .json file, in place of the model's own.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs in memory at once.")] = 64,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 takes all.")] = 0,
 ) -> None:
@@ -317,7 +321,7 @@ def predict(
     """
     from density_softmax.cli.serving import run_predict
 
-    run_predict(model, path, out, false_alarms, batch_size, threads)
+    run_predict(model, path, out, policy, false_alarms, batch_size, threads)
 
 
 @app.command()

@@ -64,7 +64,13 @@ def _price(change: Change) -> Table:
 
 
 def run_predict(
-    model: Path, path: Path, out: Path | None, false_alarms: float, batch_size: int, threads: int
+    model: Path,
+    path: Path,
+    out: Path | None,
+    policy: Path | None,
+    false_alarms: float | None,
+    batch_size: int,
+    threads: int,
 ) -> None:
     """Predict for every input; progress and summary go to the standard error.
 
@@ -72,12 +78,13 @@ def run_predict(
         model: an exported file, which needs no torch, or the directory of a run.
         path: an image folder, an .npz or a .csv file.
         out: a .csv, .jsonl or .parquet file; None prints CSV.
-        false_alarms: share of known inputs that may be flagged.
+        policy: the .json file of one, in place of the model's own.
+        false_alarms: share of known inputs that may be flagged; None takes that of the policy.
         batch_size: inputs in memory at once.
         threads: CPU threads; 0 takes all.
     """
     console = Terminal(stderr=True)
-    served = _open(model, threads)
+    served = _open(model, threads, policy)
     bar = Progress(
         SpinnerColumn(),
         TextColumn("predict"),
@@ -97,19 +104,19 @@ def run_predict(
         )
     rows = f"{_line(found)}, a row out for each: {_flags(found)}"
     console.print(rows, soft_wrap=True)
-    if not served.card.thresholds:
-        line = f"{model} has no thresholds: nothing is flagged as out of the domain"
+    if served.card.policy is None:
+        line = f"{model} has no policy: nothing is flagged as out of the domain"
         console.print(line, soft_wrap=True)
 
 
-def _open(model: Path, threads: int) -> Served:
+def _open(model: Path, threads: int, policy: Path | None) -> Served:
     """An exported file needs no torch; a run directory does."""
     if not model.is_dir():
-        return Predictor(model, threads)
+        return Predictor(model, threads, policy)
     from density_softmax.deploy.export import RunPredictor
     from density_softmax.runs.run import Run
 
-    return RunPredictor.of(Run.at(model), threads)
+    return RunPredictor.of(Run.at(model), threads, policy)
 
 
 def _line(found: Throughput) -> str:

@@ -11,13 +11,11 @@ from density_softmax.decide.conformal import (
     Bools,
     ConformalSets,
     Floats,
-    GuaranteeError,
     Ints,
     LabelScore,
     Quantiles,
     Ranks,
     WeightedQuantile,
-    smallest_sample,
 )
 from density_softmax.decide.decision import Scores
 from density_softmax.decide.risk import Abstention
@@ -136,12 +134,7 @@ def _known(settings: Settings, scores: Scores, typical: Ranks) -> Ints:
     count = len(scores.epistemic)
     if settings.false_alarms is None:
         return np.arange(count)
-    needed = smallest_sample(settings.false_alarms)
-    if count < needed:
-        raise GuaranteeError(
-            f"false_alarms={settings.false_alarms:g} needs {needed} calibration samples, there "
-            f"are {count}: pass more, or a rate of at least {1 / (count + 1):.4g}"
-        )
+    typical.check_rate(settings.false_alarms)
     flagged = is_unknown(typical.p_values(scores.epistemic), settings.false_alarms)
     known = np.flatnonzero(~flagged)
     return np.delete(known, scores.epistemic[known].argmax())

@@ -339,6 +339,25 @@ class Ranks:
         at_least = np.append(self.count, self.above)[index]
         return (1.0 + at_least) / (self.count + 1.0)
 
+    def threshold(self, rate: float) -> float:
+        """The score that just those exceed whose p-value is at most `rate`; infinite if none can.
+
+        Args:
+            rate: between 0 and 1.
+        """
+        rare = self.above + 1 <= rate * (self.count + 1) * (1 + 1e-9)
+        return float(self.values[rare][0]) if rare.any() else math.inf
+
+    def check_rate(self, rate: float) -> None:
+        """Refuse a rate of false alarms that so few samples cannot tell from none."""
+        if not 0 < rate < 1:
+            raise UserError(f"false_alarms={rate:g}: choose a share between 0 and 1, such as 0.05")
+        if self.count < (needed := smallest_sample(rate)):
+            raise GuaranteeError(
+                f"false_alarms={rate:g} needs {needed} calibration samples, there are "
+                f"{self.count}: pass more, or a rate of at least {1 / (self.count + 1):.4g}"
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return {

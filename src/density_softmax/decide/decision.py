@@ -214,12 +214,16 @@ class Decision:
         """A data frame with a line per row."""
         import pandas as pd
 
-        columns: dict[str, Any] = {
-            "action": self.action,
+        return pd.DataFrame(self.rows())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """For each row `action`, `label`, `confidence`, `p_value`, `set`, if any, and `reason`."""
+        columns: dict[str, list[Any]] = {
+            "action": self.action.tolist(),
             "label": self.names,
-            "confidence": self.confidence,
-            "p_value": self.p_value,
+            "confidence": self.confidence.tolist(),
+            "p_value": self.p_value.tolist(),
+            **({} if self.sets is None else {"set": self.set_names}),
+            "reason": self.reason.tolist(),
         }
-        if self.sets is not None:
-            columns["set"] = self.set_names
-        return pd.DataFrame({**columns, "reason": self.reason})
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

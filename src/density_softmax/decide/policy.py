@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -185,7 +185,7 @@ class Policy:
             given = given[finite]
         used = checked_weights(as_floats(given), int(finite.sum()), coverage)
         sets = fitted_sets(self.settings, scores.rows(finite), labels[finite], used)
-        return Policy(**{**vars(self), "sets": sets, "shift": ratio})
+        return replace(self, sets=sets, shift=ratio)
 
     def __call__(self, prediction: Any, *, weights: Any = None, features: Any = None) -> Decision:
         """Decide about each row of a prediction.
@@ -236,6 +236,50 @@ class Policy:
         if self.settings.sets_for == "answered":
             sets[unsure] = True
         return sets
+
+    def at(self, false_alarms: float | None) -> Policy:
+        """The same policy with another rate of false alarms.
+
+        Args:
+            false_alarms: share of inputs like the samples that may be called unknown. None takes
+                that of the policy.
+        """
+        own = self.settings.false_alarms
+        if false_alarms is None or false_alarms == own:
+            return self
+        self.typical.check_rate(false_alarms)
+        if self.settings.max_error is not None:
+            raise UserError(
+                f"false_alarms={false_alarms:g}: this policy bounds errors among inputs that are "
+                f"not unknown at {own or 0:g}, and would not among others; fit it with another rate"
+            )
+        return replace(self, settings=replace(self.settings, false_alarms=false_alarms))
+
+    def named(self, class_names: Sequence[str]) -> Policy:
+        """The same policy with names of the classes, if it has none of its own.
+
+        Args:
+            class_names: of the columns of `probs`.
+        """
+        own, names = self.class_names, tuple(map(str, class_names))
+        if len(own) != len(names):
+            raise UserError(f"a policy for {len(own)} classes, but the model has {len(names)}")
+        if own not in (names, tuple(map(str, range(len(own))))):
+            raise UserError(
+                f"a policy for the classes {', '.join(own[:5])}, but the model has "
+                f"{', '.join(names[:5])}: fit it with this model"
+            )
+        return replace(self, class_names=names)
+
+    def unknown(self, prediction: Any, false_alarms: float) -> Bools:
+        """Which rows are unlike the calibration samples, (rows,).
+
+        Args:
+            prediction: what `predict` returned.
+            false_alarms: share of inputs like the samples that may be called so.
+        """
+        self.typical.check_rate(false_alarms)
+        return is_unknown(self.typicality(prediction), false_alarms)
 
     def typicality(self, prediction: Any) -> Floats:
         """The p-value of each row: how many calibration samples are at least as unusual, (rows,).

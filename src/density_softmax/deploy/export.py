@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 
 from density_softmax import __version__
 from density_softmax.data.loaders import as_source
+from density_softmax.decide.policy import Policy
 from density_softmax.deploy.graph import (
     Artifact,
     Graph,
@@ -34,7 +35,7 @@ from density_softmax.errors import UserError
 from density_softmax.files import write_bytes
 from density_softmax.methods.base import Method
 from density_softmax.runs.run import Run
-from density_softmax.serve.card import Card, Normalisation, thresholds_of
+from density_softmax.serve.card import Card, Normalisation
 from density_softmax.serve.predictor import Answer
 from density_softmax.types import Source
 
@@ -69,6 +70,7 @@ def export(
     heldout: Any = None,
     class_names: Sequence[str] = (),
     normalisation: Mapping[str, Any] | None = None,
+    policy: Policy | str | Path | None = None,
     quantize: Any = None,
     progress: bool = False,
 ) -> Exported:
@@ -88,12 +90,16 @@ def export(
         path: ends in .onnx, or in .pt2 for `torch.export.load`.
         example: a batch of at least one input as the model reads it.
         heldout: in-domain data that the model was not trained on, as a DataLoader, a Dataset or a
-            pair (inputs, labels): sets the thresholds for 1 %, 5 % and 10 % false alarms.
+            pair (inputs, labels). Without a policy, it makes one that promises nothing: p-values
+            of the epistemic uncertainty.
         class_names: by default the numbers from 0.
         normalisation: how raw inputs become what the model reads, such as {"kind": "images",
             "mean": (...), "std": (...)}; needed to predict from files.
+        policy: what to do with predictions, or the .json file of one; by default that of the
+            model. The file holds it, and `Predictor.decide` follows it.
         quantize: calibration data for an encoder in 8 bits, in the same forms as `heldout`, on
-            which the loss is then measured. Density, scale and head stay in float32.
+            which the loss is then measured. Density, scale and head stay in float32. A policy
+            is then fitted again on `heldout`, because predictions have changed.
         progress: draw a progress bar.
 
     Returns:
@@ -103,6 +109,7 @@ def export(
     _check_request(model, path, heldout, quantize)
     given = _as_batch(model, example)
     x, card = as_graph_input(given), _card(model, given.shape[1:], class_names, normalisation)
+    card = card.with_policy(policy or model.policy)
     held, calibration = _source("heldout", heldout, x), _source("quantize", quantize, x)
     reference = _reference(model, given)
     with Bars(progress) as bars:
@@ -119,9 +126,9 @@ def export(
             bar.note("quantise")
             artifact, change = _quantized(artifact, x, calibration, held)
         bar.advance()
-        bar.note("thresholds")
-        thresholds = {} if held is None else _thresholds(artifact, held)
-        card = replace(card, thresholds=thresholds, notes=_notes(parity, change))
+        bar.note("policy")
+        card = replace(card, notes=_notes(parity, change))
+        card = card.with_policy(_policy(card.policy, artifact, held, change))
         write_bytes(path, artifact.content(card))
         bar.advance()
     return Exported(path, card, parity, change)
@@ -235,10 +242,16 @@ def _quantized(
     return artifact, measured_change(exact.run, artifact.run, heldout)
 
 
-def _thresholds(artifact: Artifact, heldout: Source) -> dict[float, float]:
-    """Thresholds of the exported graph itself, whose answers will be compared with them."""
-    epistemic = [artifact.run(x).epistemic for x, _ in batches_of(heldout)]
-    return thresholds_of(np.concatenate(epistemic))
+def _policy(
+    policy: Policy | None, artifact: Artifact, heldout: Source | None, change: Change | None
+) -> Policy | None:
+    """The policy to write: the one given, unless the answers of the graph have changed."""
+    if heldout is None or (policy is not None and change is None):
+        return policy
+    pairs = [(artifact.run(x), y.numpy()) for x, y in batches_of(heldout)]
+    answers, labels = zip(*pairs, strict=True)
+    data = Answer(*map(np.concatenate, zip(*answers, strict=True))), np.concatenate(labels)
+    return Policy.fit(None, data) if policy is None else policy.refit(data)
 
 
 def _notes(parity: Mapping[int, float], change: Change | None) -> dict[str, Any]:
@@ -287,22 +300,25 @@ class RunPredictor:
     card: Card
 
     @classmethod
-    def of(cls, run: Run, threads: int = 0) -> RunPredictor:
-        """From a run, in one process; thresholds come from the held-out data, if there are any.
+    def of(
+        cls, run: Run, threads: int = 0, policy: Policy | str | Path | None = None
+    ) -> RunPredictor:
+        """From a run, in one process; p-values come from the held-out data, if there are any.
 
         Args:
             run: a finished run.
             threads: CPU threads, 0 for all.
+            policy: what to do with predictions, or the .json file of one.
         """
         method, engine = run.load(), run.recipe.engine
         fabric = start(replace(engine.in_one_process(), threads=threads or None))
         fabric.to_device(method)
         data, task = run.data, run.data.task
         card = _card(method, task.input_shape, task.class_names, data.normalisation)
-        if data.heldout is None:
-            return cls(method, card)
-        prediction, _ = predict(fabric, method, data.heldout, engine.predict_batch_size)
-        return cls(method, replace(card, thresholds=thresholds_of(prediction.epistemic.numpy())))
+        if policy is not None or data.heldout is None:
+            return cls(method, card.with_policy(policy))
+        found = predict(fabric, method, data.heldout, engine.predict_batch_size)
+        return cls(method, card.with_policy(Policy.fit(None, found)))
 
     def predict(self, x: NDArray[Any]) -> Answer:
         """Probabilities and uncertainties of a batch of prepared inputs."""

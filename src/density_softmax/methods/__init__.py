@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.config import from_dict
+from density_softmax.decide.policy import Policy
 from density_softmax.files import (
     CHECKSUM,
     StorageError,
@@ -71,6 +72,7 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
         num_classes, example = int(metadata["num_classes"]), _example(metadata)
         values = json.loads(metadata.get("calibration", "null"))
         calibration = None if values is None else Calibration.of(values)
+        policy = json.loads(metadata.get("policy", "null"))
         site = Site(**json.loads(metadata["site"])) if "site" in metadata else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"{path}: not written by Method.save ({error!r})") from None
@@ -85,6 +87,7 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
         raise StorageError(f"{path}: does not fit this encoder: {different}")
     method.load_state_dict(tensors)
     method.calibration = calibration
+    method.policy = None if policy is None else Policy.from_dict(policy, str(path))
     return method.eval()
 
 

@@ -132,6 +132,8 @@ class Method(Classifier, ABC):
             metadata["site"] = json.dumps(asdict(encoder.site))
         if self.calibration is not None:
             metadata["calibration"] = json.dumps(asdict(self.calibration))
+        if self.policy is not None:
+            metadata["policy"] = json.dumps(self.policy.to_dict())
         tensors = self.state_dict()
         checksum = hash_content(tensors, metadata)
         save_tensors(Path(path), tensors, {**metadata, CHECKSUM: checksum})

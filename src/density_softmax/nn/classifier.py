@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
 from density_softmax.nn.execution import CallerLock, as_batch, evaluating, explained, seeded
 from density_softmax.types import Calibration, Inputs, Prediction, tensors_of, without_labels
@@ -65,6 +66,7 @@ class Classifier(nn.Module, ABC):
     Attributes:
         num_features: the width of the features.
         calibration: what `attach` measured; None if the model was trained in another way.
+        policy: what to do with predictions; kept with the model, and exported with it.
     """
 
     encoder: nn.Module
@@ -85,6 +87,7 @@ class Classifier(nn.Module, ABC):
         if example is not None:
             self.describe_inputs(example)
         self.calibration: Calibration | None = None
+        self.policy: Policy | None = None
         self._fitted = False
         self._lock = CallerLock()
 
