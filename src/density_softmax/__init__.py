@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from density_softmax.posthoc import attach as attach
     from density_softmax.report.comparison import Comparison as Comparison
     from density_softmax.scaled import DensityScaledClassifier as DensityScaledClassifier
+    from density_softmax.serve.client import Client as Client
     from density_softmax.serve.predictor import Predictor as Predictor
     from density_softmax.types import Prediction as Prediction
 

@@ -10,6 +10,7 @@ import typer
 
 from density_softmax import __version__
 from density_softmax.cli.data import app as data_app
+from density_softmax.cli.service import serve
 from density_softmax.cli.terminal import REMEDIES, Terminal, file_error, plain
 from density_softmax.errors import UserError
 
@@ -322,6 +323,9 @@ def predict(
     from density_softmax.cli.serving import run_predict
 
     run_predict(model, path, out, policy, false_alarms, batch_size, threads)
+
+
+app.command()(serve)
 
 
 @app.command()

@@ -91,7 +91,7 @@ def _opened(
     source: Path | IO[bytes], most_pixels: int = MAX_PIXELS
 ) -> Iterator[Image.Image]:
     """An image of which only the header is read, and checked; errors name the file."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     name = "the image"
     if isinstance(source, Path):
@@ -105,6 +105,8 @@ def _opened(
                 raise ValueError(f"{size} pixels, more than {most_pixels:,}: save it smaller")
             yield image
     except (OSError, SyntaxError, ValueError, *bombs) as error:
+        if isinstance(error, UnidentifiedImageError) and not isinstance(source, Path):
+            error = ValueError(f"it is none of {', '.join(IMAGE_FORMATS)}")  # no address of memory
         raise DataError(f"{name}: cannot be decoded ({error}); replace or delete it") from None
 
 

@@ -27,6 +27,8 @@ from density_softmax.serve.settings import Settings
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
 
+    from density_softmax.decide.policy import Policy
+
 T = TypeVar("T")
 # The files of the page; no other file can be asked for.
 PAGE = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript")}
@@ -283,8 +285,8 @@ def described(model: Model) -> dict[str, Any]:
     number = np.dtype(np.float32)
     names = {"probs": [len(card.class_names)], "aleatoric": [], "epistemic": []}
     outputs = [protocol.describe(name, number, shape) for name, shape in names.items()]
-    if card.experts:
-        outputs.append(protocol.describe("contributions", number, [len(card.experts)]))
+    if getattr(card, "experts", ()):
+        outputs.append(protocol.describe("contributions", number, [len(getattr(card, "experts", ()))]))
     text = np.dtype(np.str_)
     outputs.append(protocol.describe("label", text, []))
     if policy is not None:
@@ -306,10 +308,20 @@ def described(model: Model) -> dict[str, Any]:
         "parameters": {
             "method": card.method,
             "class_names": list(card.class_names),
-            "experts": list(card.experts),
+            "experts": list(getattr(card, "experts", ())),
             "normalisation": None if normalisation is None else vars(normalisation),
-            "policy": None if policy is None else policy.summary(),
+            "policy": None if policy is None else _promised(policy),
         },
+    }
+
+
+def _promised(policy: Policy) -> dict[str, Any]:
+    settings = policy.settings
+    return {
+        "promises": [line.strip() for line in policy.summary().splitlines()[1:-1]],
+        "coverage": settings.coverage,
+        "max_error": settings.max_error,
+        "false_alarms": settings.false_alarms,
     }
 
 

@@ -24,8 +24,15 @@ class Metrics:
     """The numbers of one process; several processes share them through files."""
 
     def __init__(self) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+        from prometheus_client import (
+            CollectorRegistry,
+            Counter,
+            Gauge,
+            Histogram,
+            disable_created_metrics,
+        )
 
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         register: Any = {"registry": self._registry, "namespace": "density_softmax"}
         self.requests = Counter(

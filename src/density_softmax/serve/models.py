@@ -56,7 +56,7 @@ def answered(predictor: Predictor, x: NDArray[Any]) -> Outcome:
     """
     answer = predictor.predict(x)
     columns: dict[str, NDArray[Any]] = dict(answer._asdict())
-    if answer.contributions is not None:
+    if getattr(answer, "contributions", None) is not None:  # TEMP
         columns["contributions"] = answer.contributions
     names = np.array(predictor.class_names)
     if predictor.policy is None:

@@ -104,6 +104,16 @@ class Predictor:
         """The names of the columns of `probs`."""
         return self.card.class_names
 
+    @property
+    def input_name(self) -> str:
+        """The name of the graph's input."""
+        return str(self._input.name)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the graph's input."""
+        return np.dtype(DTYPES[self._input.type])
+
     def predict(self, x: Any) -> Answer:
         """Class probabilities and both parts of the uncertainty, as `Method.predict` returns them.
 
@@ -217,6 +227,11 @@ class Predictor:
             )
 
     def checked(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Prepared inputs as the graph reads them; an error if it cannot.
+
+        Args:
+            x: real numbers, (batch, *input shape).
+        """
         self._check_shape(x)
         wanted = DTYPES[self._input.type]
         if x.dtype == np.uint8 and wanted != np.uint8:
