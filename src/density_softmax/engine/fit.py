@@ -227,7 +227,8 @@ def run_stage(
     """
     counted, spent = _features_read(setting.method.stages()[:number]), 0.0
     data = dict(sources)
-    for split in _splits_read(stage) & sources.keys() if stage.on == "features" else ():
+    read = _splits_read(stage) if stage.on == "features" else set()
+    for split in [name for name in sources if name in read]:  # in one order on all processes
         began = time.perf_counter()
         data[split] = cache.source(split, sources[split], setting.bars)
         spent += 0.0 if split in counted else time.perf_counter() - began

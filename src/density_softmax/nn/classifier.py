@@ -26,9 +26,11 @@ class Answer(Prediction):
     Attributes:
         knots: quantiles of the epistemic uncertainty of the calibration data, ascending; none
             unless `attach` made the model.
+        experts: the names of the columns of `contributions`; none if there are no contributions.
     """
 
     knots: tuple[float, ...] = ()
+    experts: tuple[str, ...] = ()
 
     @property
     def typicality(self) -> Tensor:
@@ -104,6 +106,11 @@ class Classifier(nn.Module, ABC):
             }
         else:
             self.example_shape, self.example_dtype = tuple(example.shape[1:]), example.dtype
+
+    @property
+    def experts(self) -> tuple[str, ...]:
+        """Names of what adds up to the epistemic uncertainty; by default none."""
+        return ()
 
     @abstractmethod
     def forward(self, x: Tensor) -> Prediction:
@@ -197,8 +204,9 @@ class Classifier(nn.Module, ABC):
                 raise explained(error, x, shape, dtype) from error
 
     def _answer(self, prediction: Prediction) -> Answer:
-        answer = Answer(*prediction)
+        answer = Answer(*prediction).made_of(prediction.contributions)
         answer.knots = self.calibration.knots if self.calibration else ()
+        answer.experts = () if prediction.contributions is None else self.experts
         return answer
 
     def _predict_all(self, loader: DataLoader[Any], seed: int | None, progress: bool) -> Answer:
@@ -209,19 +217,25 @@ class Classifier(nn.Module, ABC):
         if not parts:
             raise UserError("the DataLoader gives no batch: there is nothing to predict")
         fields = (torch.cat([f.cpu() for f in each]) for each in zip(*parts, strict=True))
-        return self._answer(Prediction(*fields))
+        contributions = [p.contributions.cpu() for p in parts if p.contributions is not None]
+        whole = Prediction(*fields).made_of(torch.cat(contributions) if contributions else None)
+        return self._answer(whole)
 
     def guarded(self, x: Tensor | Inputs) -> Prediction:
         """`forward` with bad rows flagged: what `predict` serves and what is exported."""
         # Few operations: 0 times a number is 0, and times anything else NaN, which a sum keeps.
         zeros = [(part * 0).flatten(1).sum(1) for part in tensors_of(x)]
         zero = zeros[0] if len(zeros) == 1 else torch.stack([z.float() for z in zeros]).sum(0)
-        probs, aleatoric, epistemic = self(_where(zero == 0, x))
+        found = self(_where(zero == 0, x))
+        probs, aleatoric, epistemic = found
         # An input so large that the density overflows is as unknown as one that is no number.
         good = (zero + probs.sum(1) + aleatoric + epistemic).abs() < math.inf
         probs = probs.where(good[:, None], 1 / self.num_classes)
         aleatoric = aleatoric.where(good, math.log(self.num_classes))
-        return Prediction(probs, aleatoric, epistemic.where(good, math.inf))
+        guarded = Prediction(probs, aleatoric, epistemic.where(good, math.inf))
+        if found.contributions is None:
+            return guarded
+        return guarded.made_of(found.contributions.where(good[:, None], math.inf))
 
     def summary(self) -> str:
         """What the model is and, if `attach` made it, what that did to it, in a few lines."""

@@ -285,8 +285,8 @@ def described(model: Model) -> dict[str, Any]:
     number = np.dtype(np.float32)
     names = {"probs": [len(card.class_names)], "aleatoric": [], "epistemic": []}
     outputs = [protocol.describe(name, number, shape) for name, shape in names.items()]
-    if getattr(card, "experts", ()):
-        outputs.append(protocol.describe("contributions", number, [len(getattr(card, "experts", ()))]))
+    if card.experts:
+        outputs.append(protocol.describe("contributions", number, [len(card.experts)]))
     text = np.dtype(np.str_)
     outputs.append(protocol.describe("label", text, []))
     if policy is not None:
@@ -308,7 +308,7 @@ def described(model: Model) -> dict[str, Any]:
         "parameters": {
             "method": card.method,
             "class_names": list(card.class_names),
-            "experts": list(getattr(card, "experts", ())),
+            "experts": list(card.experts),
             "normalisation": None if normalisation is None else vars(normalisation),
             "policy": None if policy is None else _promised(policy),
         },

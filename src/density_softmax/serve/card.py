@@ -108,6 +108,7 @@ class Card:
         normalisation: how raw inputs are prepared; None if unknown.
         policy: what to do with predictions; None without held-out data.
         notes: results of the checks at export.
+        experts: names of the columns of `contributions`; empty if the graph has none.
     """
 
     version: str
@@ -117,12 +118,14 @@ class Card:
     normalisation: Normalisation | None = None
     policy: Policy | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
+    experts: tuple[str, ...] = ()
 
     def to_strings(self) -> dict[str, str]:
         """As strings for the metadata of a file; all but version and method are JSON."""
         values: dict[str, Any] = {
             "class_names": self.class_names,
             "input_shape": self.input_shape,
+            "experts": self.experts,
             "notes": dict(self.notes),
             "policy": self.policy and self.policy.to_dict(),
         }
@@ -150,6 +153,7 @@ class Card:
                 input_shape=tuple(shape),
                 normalisation=None if normalisation is None else Normalisation.of(normalisation),
                 policy=None if policy is None else Policy.from_dict(policy),
+                experts=tuple(json.loads(texts.get("experts", "[]"))),
                 notes=json.loads(texts.get("notes", "{}")),
             )
             card._check()
@@ -172,15 +176,19 @@ class Card:
             raise UserError(f"input_shape {list(shape)}: not a list of sizes")
         if self.policy is not None and self.policy.class_names != names:
             raise UserError(f"class_names {list(names)}: its policy is for other classes")
+        if not all(isinstance(name, str) for name in self.experts):
+            raise UserError(f"experts {list(self.experts)}: not a list of names")
         if self.normalisation is not None:
             self.normalisation.check_shape(shape)
 
-    def check_graph(self, inputs: Mapping[str, Sequence[Any]], probs: Sequence[Any]) -> None:
+    def check_graph(
+        self, inputs: Mapping[str, Sequence[Any]], outputs: Mapping[str, Sequence[Any]]
+    ) -> None:
         """Raise if it does not describe a graph.
 
         Args:
             inputs: the shapes of the graph's inputs by name, with names in place of free sizes.
-            probs: the shape of its output `probs`.
+            outputs: the same of its outputs.
         """
         shapes = {name: tuple(shape) for name, shape in inputs.items()}
         fits = [
@@ -192,10 +200,13 @@ class Card:
         ]
         if fits != [True]:
             raise UserError(f"input_shape {self.input_shape}: the graph reads {shapes}")
-        if len(probs) != 2 or (type(probs[1]) is int and probs[1] != len(self.class_names)):
-            raise UserError(
-                f"{len(self.class_names)} class_names: the graph returns probs of shape {probs}"
-            )
+        widths = {"probs": ("class_names", self.class_names)}
+        if self.experts or "contributions" in outputs:
+            widths["contributions"] = ("experts", self.experts)
+        for output, (name, names) in widths.items():
+            shape = outputs.get(output, ())
+            if len(shape) != 2 or (type(shape[1]) is int and shape[1] != len(names)):
+                raise UserError(f"{len(names)} {name}: the graph returns {output} of shape {shape}")
 
     def with_policy(self, policy: Policy | str | Path | None) -> Card:
         """The same card with another policy, which is checked to be for the same classes.

@@ -55,9 +55,7 @@ def answered(predictor: Predictor, x: NDArray[Any]) -> Outcome:
         x: prepared inputs, (rows, *input shape).
     """
     answer = predictor.predict(x)
-    columns: dict[str, NDArray[Any]] = dict(answer._asdict())
-    if getattr(answer, "contributions", None) is not None:  # TEMP
-        columns["contributions"] = answer.contributions
+    columns: dict[str, NDArray[Any]] = dict(answer.outputs())
     names = np.array(predictor.class_names)
     if predictor.policy is None:
         return Outcome({**columns, "label": names[answer.probs.argmax(axis=1)]})

@@ -138,7 +138,7 @@ def prediction_schema(card: Card) -> dict[str, Any]:
         "contributions": {
             "type": "object",
             "description": "what each expert adds to the epistemic score",
-            "properties": {name: NULLABLE for name in getattr(card, "experts", ())},
+            "properties": {name: NULLABLE for name in card.experts},
         },
     }
     rows = {"type": "array", "items": {"type": "object", "properties": record}}

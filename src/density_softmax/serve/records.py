@@ -59,7 +59,7 @@ def _records(outcome: Outcome, card: Card, num_probs: int) -> list[dict[str, Any
         record["probs"] = dict(zip([names[i] for i in best], probs[row][best].tolist(), strict=True))
         if "contributions" in columns:
             values = json_values(columns["contributions"][row])
-            record["contributions"] = dict(zip(getattr(card, "experts", ()), values, strict=True))
+            record["contributions"] = dict(zip(card.experts, values, strict=True))
     return found
 
 

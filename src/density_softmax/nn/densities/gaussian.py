@@ -204,7 +204,7 @@ class ClassAwareDensity(WhitenedDensity):
     """
 
     class_aware = True
-    num_experts = 2
+    expert_names = ("nearest", "relative")
     mean: Tensor
     share: Tensor
     location: Tensor
