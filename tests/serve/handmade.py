@@ -27,7 +27,9 @@ IMAGES = Normalisation("images", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 PIXELS = 4  # along a side of an image
 
 
-def write_model(path: Path, images: bool = False, policy: bool = True, sharpness: float = 5) -> Path:
+def write_model(
+    path: Path, images: bool = False, policy: bool = True, sharpness: float = 5
+) -> Path:
     """A model of tables, or of images whose mean colours are the features."""
     shape = (3, PIXELS, PIXELS) if images else (3,)
     card = Card("1", "density_softmax", CLASSES, shape, IMAGES if images else TABLE)

@@ -103,9 +103,7 @@ def serve(
     _serve(models, settings, host, port, workers)
 
 
-def _serve(
-    models: list[Path], settings: object, host: str, port: int, workers: int
-) -> None:
+def _serve(models: list[Path], settings: object, host: str, port: int, workers: int) -> None:
     from density_softmax.serve.models import Shelf
     from density_softmax.serve.process import bind, serve
     from density_softmax.serve.settings import Settings

@@ -87,9 +87,7 @@ def image_size(path: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def _opened(
-    source: Path | IO[bytes], most_pixels: int = MAX_PIXELS
-) -> Iterator[Image.Image]:
+def _opened(source: Path | IO[bytes], most_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]:
     """An image of which only the header is read, and checked; errors name the file."""
     from PIL import Image, UnidentifiedImageError
 

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from density_softmax import __version__
 from density_softmax.errors import UserError
 from density_softmax.serve import protocol
-from density_softmax.serve.records import NUM_PROBS, as_csv, records
 from density_softmax.serve.guard import Guard, refuse
 from density_softmax.serve.metrics import Metrics
 from density_softmax.serve.models import Model, Outcome, Shelf
 from density_softmax.serve.openapi import describe_service
+from density_softmax.serve.records import NUM_PROBS, as_csv, records
 from density_softmax.serve.requests import RequestError, Upload, read_inputs
 from density_softmax.serve.settings import Settings
 
@@ -293,9 +293,7 @@ def described(model: Model) -> dict[str, Any]:
         outputs += [protocol.describe(name, text, []) for name in ("action", "reason")]
         outputs.append(protocol.describe("p_value", np.dtype(np.float64), []))
         if policy.sets is not None:
-            outputs.append(
-                protocol.describe("sets", np.dtype(np.bool_), [len(card.class_names)])
-            )
+            outputs.append(protocol.describe("sets", np.dtype(np.bool_), [len(card.class_names)]))
     normalisation = card.normalisation
     return {
         "name": model.name,

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar, final
@@ -51,7 +52,7 @@ class Batcher(Generic[T]):
         run: computes a batch, (rows, ...), in a thread of its own.
         size: rows of a batch.
         wait: seconds.
-        capacity: rows that may wait.
+        capacity: rows; when so many wait, a request is refused.
         report: called with the rows and the seconds of each batch.
     """
 
@@ -81,9 +82,9 @@ class Batcher(Generic[T]):
             x: inputs, (rows, ...); at least one.
 
         Raises:
-            OverloadedError: if the queue is too full for them.
+            OverloadedError: if the queue is full.
         """
-        if self.length and self.length + len(x) > self._capacity:
+        if self.length >= self._capacity:
             raise OverloadedError(max(1.0, self.length * self._row_seconds))
         loop, now = asyncio.get_running_loop(), perf_counter()
         starts = range(0, len(x), self._size)
@@ -110,7 +111,10 @@ class Batcher(Generic[T]):
 
     def _count(self, rows: int) -> None:
         self.length += rows
-        for event, is_set in ((self._arrived, self.length), (self._full, self.length >= self._size)):
+        for event, is_set in (
+            (self._arrived, self.length),
+            (self._full, self.length >= self._size),
+        ):
             (event.set if is_set else event.clear)()
 
     async def _serve(self) -> None:
@@ -129,10 +133,8 @@ class Batcher(Generic[T]):
         """Wait until the batch is full or its oldest request has waited long enough."""
         left = self._waiting[0].arrived + self._wait - perf_counter()
         if left > 0 and not self._full.is_set():
-            try:
+            with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._full.wait(), left)
-            except asyncio.TimeoutError:
-                pass
 
     def _take(self) -> list[_Item]:
         batch: list[_Item] = []

@@ -32,7 +32,7 @@ class Metrics:
             disable_created_metrics,
         )
 
-        disable_created_metrics()  # type: ignore[no-untyped-call]
+        disable_created_metrics()
         self._registry = CollectorRegistry()
         register: Any = {"registry": self._registry, "namespace": "density_softmax"}
         self.requests = Counter(
@@ -103,7 +103,7 @@ class Metrics:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)
         monitors = CollectorRegistry()
-        monitors.register(_Monitors(shelf))  # type: ignore[arg-type]
+        monitors.register(_Monitors(shelf))
         return generate_latest(registry) + generate_latest(monitors)
 
 
@@ -143,7 +143,7 @@ def forget_process(pid: int) -> None:
     """
     from prometheus_client import multiprocess
 
-    multiprocess.mark_process_dead(pid, os.environ[DIRECTORY])  # type: ignore[no-untyped-call]
+    multiprocess.mark_process_dead(pid, os.environ[DIRECTORY])
 
 
 def share_numbers(folder: Path) -> None:

@@ -151,12 +151,15 @@ class Model:
 
 
 def stamp_of(path: Path) -> tuple[int, ...]:
-    """What changes when a file does.
+    """What changes when a file does; nothing if there is none.
 
     Args:
         path: the file.
     """
-    found = path.stat()
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 

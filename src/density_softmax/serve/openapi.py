@@ -73,7 +73,10 @@ def _refusals() -> dict[str, Any]:
 
 
 def _predict(card: Card, name: str, settings: Settings) -> dict[str, Any]:
-    answers = {"application/json": {"schema": prediction_schema(card)}, "text/csv": {"schema": TEXT}}
+    answers = {
+        "application/json": {"schema": prediction_schema(card)},
+        "text/csv": {"schema": TEXT},
+    }
     return {
         "summary": f"Predict with {name}",
         "description": f"At most {settings.rows} inputs and {settings.body:,} bytes.",
@@ -112,7 +115,7 @@ def row_schema(card: Card) -> dict[str, Any]:
     columns = card.normalisation.columns if card.normalisation is not None else ()
     if not columns:
         return schema
-    fields = {name: NUMBER for name in columns}
+    fields = dict.fromkeys(columns, NUMBER)
     named = {"type": "object", "properties": fields, "required": list(columns)}
     return {"anyOf": [named, schema]}
 
@@ -138,7 +141,7 @@ def prediction_schema(card: Card) -> dict[str, Any]:
         "contributions": {
             "type": "object",
             "description": "what each expert adds to the epistemic score",
-            "properties": {name: NULLABLE for name in card.experts},
+            "properties": dict.fromkeys(card.experts, NULLABLE),
         },
     }
     rows = {"type": "array", "items": {"type": "object", "properties": record}}

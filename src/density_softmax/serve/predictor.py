@@ -24,6 +24,8 @@ DTYPES = {
 }
 
 
+# Of inputs in memory, in bytes: onnxruntime would sum others in another order.
+ALIGNMENT = 16
 # Class names that the text of a predictor shows.
 NUM_NAMED = 5
 # Of each message of an ONNX file that can hold tensors: its fields that are messages, by number.
@@ -237,6 +239,8 @@ class Predictor:
             found = x.astype(wanted, copy=False)
         if np.issubdtype(wanted, np.integer) and (found != x).any():
             raise UserError(f"inputs of type {x.dtype}: {self.path} reads integers")
+        if found.ctypes.data % ALIGNMENT:
+            found = found.copy()
         return found
 
 

@@ -41,15 +41,21 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         found = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise _not_bound(host, port, error) from None
+    try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
-    except (OSError, OverflowError) as error:
-        raise UserError(
-            f"--host {host} --port {port}: {error}; choose another, or stop what uses it"
-        ) from None
+    except OSError as error:
+        found.close()
+        raise _not_bound(host, port, error) from None
     found.listen(BACKLOG)
     found.setblocking(False)
     return found
+
+
+def _not_bound(host: str, port: int, error: OSError) -> UserError:
+    return UserError(f"--host {host} --port {port}: {error}; choose another, or stop what uses it")
 
 
 def serve(
@@ -79,8 +85,20 @@ def run(models: Sequence[str | Path], settings: Settings, listening: socket.sock
         listening: of `bind`.
     """
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from density_softmax.serve.app import create_app
+
+    class Protocol(H11Protocol):
+        """Closes connections on which no request comes; h11 bounds the headers of one."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.loop.call_later(settings.seconds, self._give_up)
+
+        def _give_up(self) -> None:
+            if not self.cycle:  # None until the first request
+                self.transport.close()
 
     class Server(uvicorn.Server):
         """Answers requests on connections that it has accepted before it was told to stop."""
@@ -93,13 +111,21 @@ def run(models: Sequence[str | Path], settings: Settings, listening: socket.sock
 
     config = uvicorn.Config(
         create_app(models, settings),
+        http=Protocol,
+        ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
-        ws="none",
+        backlog=BACKLOG,
         timeout_graceful_shutdown=int(GRACE),
     )
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sign, _stopped)  # which uvicorn raises again when it has stopped
     Server(config).run(sockets=[listening])
+
+
+def _stopped(*_: Any) -> None:
+    """A service that was told to stop has ended well."""
 
 
 @contextmanager
@@ -110,9 +136,7 @@ def _shared(settings: Settings) -> Iterator[Settings]:
         yield settings if settings.state is not None else replace(settings, state=folder)
 
 
-def _work(
-    models: Sequence[str | Path], settings: Settings, listening: socket.socket
-) -> None:
+def _work(models: Sequence[str | Path], settings: Settings, listening: socket.socket) -> None:
     """The life of a worker, which ends with that of the process that started it."""
     parent = multiprocessing.parent_process()
     assert parent is not None

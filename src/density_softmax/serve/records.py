@@ -18,7 +18,11 @@ NUMBERS = ("confidence", "aleatoric", "epistemic", "typicality")
 
 
 def records(
-    chunk: Chunk, readable: np.ndarray[Any, Any], outcome: Outcome | None, card: Card, num_probs: int
+    chunk: Chunk,
+    readable: np.ndarray[Any, Any],
+    outcome: Outcome | None,
+    card: Card,
+    num_probs: int,
 ) -> list[dict[str, Any]]:
     """A record for each input; of those that were not read, their names and notes.
 
@@ -56,7 +60,9 @@ def _records(outcome: Outcome, card: Card, num_probs: int) -> list[dict[str, Any
         if "sets" in columns:
             record["set"] = [names[i] for i in np.flatnonzero(columns["sets"][row])]
         best = np.argsort(-probs[row], kind="stable")[:num_probs]
-        record["probs"] = dict(zip([names[i] for i in best], probs[row][best].tolist(), strict=True))
+        record["probs"] = dict(
+            zip([names[i] for i in best], probs[row][best].tolist(), strict=True)
+        )
         if "contributions" in columns:
             values = json_values(columns["contributions"][row])
             record["contributions"] = dict(zip(card.experts, values, strict=True))

@@ -107,10 +107,12 @@ def _kind(upload: Upload) -> str:
 
 
 def _images(uploads: Sequence[Upload], card: Card, settings: Settings) -> Chunk:
-    normalisation, shape = image_normalisation("images", card), card.input_shape
+    normalisation = image_normalisation("images", card)
+    channels, height, width = shape = card.input_shape
 
     def read(content: bytes) -> NDArray[Any]:
-        return normalisation(decode(io.BytesIO(content), *shape, settings.pixels)[None])[0]
+        pixels = decode(io.BytesIO(content), channels, height, width, settings.pixels)
+        return normalisation(pixels[None])[0]
 
     names = [upload.name[:LONGEST_NAME] or str(n) for n, upload in enumerate(uploads)]
     contents = [upload.content for upload in uploads]
@@ -125,12 +127,16 @@ def _each(
 ) -> Chunk:
     """Inputs that are read one by one; what fails is a row of NaN with a note."""
     x, notes = np.full((len(items), *shape), np.nan, np.float32), [""] * len(items)
-    for row, item in enumerate(items):
+
+    def fill(row: int) -> None:
         try:
-            x[row] = read(item)
+            x[row] = read(items[row])
         # Decoders raise errors of every kind on broken files; none may stop the others.
         except Exception as error:
             notes[row] = " ".join(str(error).split())
+
+    for row in range(len(items)):
+        fill(row)
     return Chunk(names, x, notes)
 
 
@@ -142,11 +148,12 @@ def _table(content: bytes, card: Card, settings: Settings) -> Chunk:
             raise RequestError(415, f"the table is {found}")
     text = content.decode("utf-8-sig", errors="surrogateescape")
     file: IO[str] = io.StringIO(text, newline=None)
-    found = list(islice(table_rows(CsvTable(Path("the table"), file), card), settings.rows + 1))
-    _check_number(len(found), settings)
-    x = np.array([row.numbers for row in found], np.float64)
-    names = [str(number) for number in range(len(found))]
-    return Chunk(names, prepared(x, card, "the table"), [row.problem for row in found])
+    table = table_rows(CsvTable(Path("the table"), file), card)
+    rows = list(islice(table, settings.rows + 1))
+    _check_number(len(rows), settings)
+    x = np.array([row.numbers for row in rows], np.float64)
+    names = [str(number) for number in range(len(rows))]
+    return Chunk(names, prepared(x, card, "the table"), [row.problem for row in rows])
 
 
 def _check_number(rows: int, settings: Settings) -> None:

@@ -75,7 +75,7 @@ class Watcher:
         self._card, self._state, self._lock = card, state, threading.RLock()
         self.monitor = None if policy is None else Monitor(policy, false_alarms, seed=replica)
         self._timeline, self._pending = Timeline(), list[NDArray[np.float64]]()
-        self._unknown: deque[Unknown] = deque(maxlen=recent)
+        self._recent, self._unknown = recent, deque[Unknown](maxlen=recent)
         self._shown: list[dict[str, Any]] = []
         self._log: io.FileIO | None = None
         self._alarmed: float | None = None
@@ -98,7 +98,9 @@ class Watcher:
             self._pending.append(scores)
             now = time()
             self._timeline.at(now).add(Counter(actions.tolist()))
-            for row in np.flatnonzero(actions == "unknown")[-(self._unknown.maxlen or 0) :]:
+            for row in (
+                np.flatnonzero(actions == "unknown")[-self._recent :] if self._recent else ()
+            ):
                 label = self._card.class_names[int(columns["probs"][row].argmax())]
                 p_value = float(columns["p_value"][row])
                 self._unknown.append(Unknown(now, np.array(x[row]), label, p_value))
@@ -119,12 +121,13 @@ class Watcher:
         own = self.to_dict()
         states = [own, *self._others()]
         line = Timeline.merge([Timeline.from_dict(state["timeline"]) for state in states])
-        unknown = sorted((u for s in states for u in s["unknown"]), key=lambda each: -each["time"])
+        unknown = [each for state in states for each in reversed(state["unknown"])]
+        unknown.sort(key=lambda each: -each["time"])
         found: dict[str, Any] = {
             "replicas": len(states),
             "counts": dict(_totals(line)),
             "timeline": line.to_dict(),
-            "unknown": unknown[: self._unknown.maxlen],
+            "unknown": unknown[: self._recent],
             "monitor": None,
         }
         if own["monitor"] is not None:
@@ -143,7 +146,7 @@ class Watcher:
             self.settle()
             while self._unknown:
                 self._shown.append(_shown(self._unknown.popleft(), self._card))
-            del self._shown[: -self._unknown.maxlen or None]
+            self._shown = self._shown[-self._recent :] if self._recent else []
             return {
                 "monitor": None if self.monitor is None else self.monitor.to_dict(),
                 "timeline": self._timeline.to_dict(),
