@@ -135,8 +135,8 @@ class Network:
         for kind, method in self.methods.items():
             p = predict_features(method, features.x, self.batch_size)
             score = p.epistemic if kind == METHODS[-1] else p.entropy
-            arrays = (values.double().numpy() for values in (p.probs, score))
-            found[kind] = Labelled(*arrays, features.y.numpy())
+            probs, epistemic = (values.double().numpy() for values in (p.probs, score))
+            found[kind] = Labelled(probs, epistemic, features.y.numpy())
         return found
 
 

@@ -39,7 +39,12 @@ print(*sorted(foreign | own - SERVING))
 """
 SERVING = {
     f"density_softmax.{name}"
-    for name in ("errors", "lazy", "serve", "serve.answer", "serve.card", "serve.predictor")
+    for name in (
+        *("errors", "lazy", "files", "files.cards"),
+        *("serve", "serve.answer", "serve.card", "serve.predictor"),
+        *("decide", "decide.conformal", "decide.risk", "decide.shift", "decide.calibration"),
+        *("decide.martingale", "decide.policy"),
+    )
 }
 
 
@@ -174,8 +179,8 @@ MISFITS = {
     "shape": ({"input_shape": "[7]"}, "normalisation has 2 mean for inputs of shape"),
     "another shape": ({"input_shape": "[3, 2]"}, "the graph reads"),
     "no shape": ({"input_shape": '["a", -1]'}, "not a list of sizes"),
-    "policy": ({"policy": '{"format": 1}'}, "the policy: not a policy of this version"),
-    "another policy": ({"class_names": '["a", "b", "c"]'}, "its policy is for other classes"),
+    "policy": ({"policy": '{"format": 1}'}, "no density-softmax policy, version 2"),
+    "another policy": ({"class_names": '["a", "b", "c"]'}, "its policy is for others"),
     "width": (
         {"normalisation": '{"kind": "table", "mean": [0], "std": [1]}'},
         r"normalisation has 1 mean for inputs of shape \(2,\)",
@@ -354,7 +359,8 @@ def test_a_policy_of_another_model_is_refused(vector_file, image_file, tmp_path)
 
 @pytest.mark.parametrize("normalisation", [None, Normalisation("images", (0.5,), (0.25,))])
 def test_a_card_survives_its_texts(normalisation):
-    card = Card("1", "duq", ("a", "b"), (1, 8, 8), normalisation, notes={"parity": {}})
+    shown = {"notes": {"parity": {}}, "experts": ("last", "energy")}
+    card = Card("1", "density_softmax", ("a", "b"), (1, 8, 8), normalisation, **shown)
     assert Card.from_strings(card.to_strings(), "x") == card
 
 

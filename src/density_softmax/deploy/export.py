@@ -16,7 +16,9 @@ from torch.export import ExportedProgram
 
 from density_softmax import __version__
 from density_softmax.data.loaders import as_source
+from density_softmax.data.sources import batches, halves
 from density_softmax.decide.policy import Policy
+from density_softmax.deploy.decisions import add_decisions
 from density_softmax.deploy.graph import (
     Artifact,
     Graph,
@@ -30,6 +32,7 @@ from density_softmax.deploy.graph import (
 from density_softmax.deploy.parity import check_flags, check_parity, check_precision
 from density_softmax.deploy.quantization import Change, batches_of, measured_change, quantized
 from density_softmax.engine import predict, start
+from density_softmax.engine.calibration import heldout_stages, recalibrate
 from density_softmax.engine.progress import Bars
 from density_softmax.errors import UserError
 from density_softmax.files import write_bytes
@@ -77,10 +80,12 @@ def export(
     """Write a trained model as one file that serves without this package's training parts.
 
     The graph takes `x`, a batch of any size, and returns `probs`, `aleatoric`, `epistemic` and, if
-    the method has experts, their `contributions` to `epistemic`, (batch, experts); it flags rows
-    that are not finite as `Method.predict` does. It is run at batch sizes 1 and 7 before it is
-    written: a probability that differs by more than 1e-5 from the model's own is an error. The
-    graph reads float32: a float64 model whose answers need more digits of its inputs is refused.
+    the method has experts, their `contributions` to `epistemic`, (batch, experts). In an .onnx
+    file with a policy that promises something it also returns `p_value`, `action` and `sets`. It
+    flags rows that are not finite as `Method.predict` does. It is run at batch sizes 1 and 7
+    before it is written: a probability that differs by more than 1e-5 from the model's own is an
+    error. The graph reads float32: a float64 model whose answers need more digits of its inputs
+    is refused.
 
     Prefer .onnx: such a file holds a graph and numbers. A .pt2 file can execute code when torch
     loads it: load only those that you trust.
@@ -128,7 +133,9 @@ def export(
         bar.advance()
         bar.note("policy")
         card = replace(card, notes=_notes(parity, change))
-        card = card.with_policy(_policy(card.policy, artifact, held, change))
+        card = card.with_policy(_policy(card, artifact, held, change))
+        if card.policy is not None and card.policy.promises and isinstance(artifact, OnnxArtifact):
+            add_decisions(artifact.proto, card.policy)
         write_bytes(path, artifact.content(card))
         bar.advance()
     return Exported(path, card, parity, change)
@@ -244,14 +251,16 @@ def _quantized(
 
 
 def _policy(
-    policy: Policy | None, artifact: Artifact, heldout: Source | None, change: Change | None
+    card: Card, artifact: Artifact, heldout: Source | None, change: Change | None
 ) -> Policy | None:
     """The policy to write: the one given, unless the answers of the graph have changed."""
+    policy = card.policy
     if heldout is None or (policy is not None and change is None):
         return policy
     pairs = [(artifact.run(x), y.numpy()) for x, y in batches_of(heldout)]
     answers, labels = zip(*pairs, strict=True)
-    data = Answer(*map(np.concatenate, zip(*answers, strict=True))), np.concatenate(labels)
+    answer = Answer.of(Answer.joined(answers).outputs(), card.experts)
+    data = answer, np.concatenate(labels)
     return Policy.fit(None, data) if policy is None else policy.refit(data)
 
 
@@ -260,12 +269,24 @@ def _notes(parity: Mapping[int, float], change: Change | None) -> dict[str, Any]
     return notes if change is None else {**notes, "int8": change._asdict()}
 
 
-def export_run(run: Run, file: Path, *, int8: bool = False, progress: bool = True) -> Exported:
-    """Export the model of a run, with thresholds, class names and normalisation of its data.
+def export_run(
+    run: Run,
+    file: Path,
+    *,
+    policy: Path | None = None,
+    promises: Mapping[str, Any] | None = None,
+    int8: bool = False,
+    progress: bool = True,
+) -> Exported:
+    """Export the model of a run, with p-values, class names and normalisation of its data.
 
     Args:
         run: a finished run.
         file: ends in .onnx, or in .pt2, which can execute code when it is loaded.
+        policy: the .json file of one.
+        promises: arguments of `Policy.fit`, such as coverage, to fit a policy to held-out data.
+            If these also set the scale of the method, that is set again by one half of them, and
+            the other half fits the policy.
         int8: quantise the encoder.
         progress: draw a progress bar.
     """
@@ -275,18 +296,41 @@ def export_run(run: Run, file: Path, *, int8: bool = False, progress: bool = Tru
             f"{run.path}: held nothing out (data.heldout=0), so what 8 bits change cannot be "
             "measured; export without 8 bits"
         )
+    if promises and (data.heldout is None or policy is not None):
+        raise UserError(
+            f"{run.path}: held nothing out (data.heldout=0) to fit a policy to; pass --policy FILE"
+            if data.heldout is None
+            else "--policy has promises of its own: omit the others, or --policy"
+        )
     shown = data.heldout or data.train
     rows = range(min(8, len(shown)))
+    method, heldout = run.load(), data.heldout
+    if promises and heldout is not None:
+        heldout = _recalibrated(method, heldout, run)
+        method.policy = Policy.fit(method, batches(heldout), seed=run.seed, **promises)
     return export(
-        run.load(),
+        method,
         file,
         example=next(shown.read([rows], torch.device("cpu"))).x,
-        heldout=data.heldout,
+        heldout=heldout,
+        policy=policy,
         class_names=data.task.class_names,
         normalisation=data.normalisation,
         quantize=data.train if int8 else None,
         progress=progress,
     )
+
+
+@torch.no_grad()
+def _recalibrated(method: Method, heldout: Source, run: Run) -> Source:
+    """The held-out samples for a policy, after the others have set what all of them had set."""
+    if not heldout_stages(method):
+        return heldout
+    own, others = halves(heldout, run.seed)
+    pairs = [(method.features(x).float(), y) for x, y in batches(own)]
+    z, y = (torch.cat(part) for part in zip(*pairs, strict=True))
+    recalibrate(method, z, y, run.recipe.engine.predict_batch_size)
+    return others
 
 
 @final

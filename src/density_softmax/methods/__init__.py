@@ -23,6 +23,7 @@ from density_softmax.files import (
     load_tensors,
     under,
 )
+from density_softmax.files.cards import from_json
 from density_softmax.lazy import import_modules
 from density_softmax.methods.base import Group, Method, MethodConfig
 from density_softmax.nn.backbones.headless import Headless
@@ -71,7 +72,7 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
         config = from_dict(MethodConfig, json.loads(metadata["method"]))
         num_classes, example = int(metadata["num_classes"]), _example(metadata)
         values = json.loads(metadata.get("calibration", "null"))
-        calibration = None if values is None else Calibration.of(values)
+        calibration = None if values is None else from_json(Calibration, values)
         policy = json.loads(metadata.get("policy", "null"))
         site = Site(**json.loads(metadata["site"])) if "site" in metadata else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -11,12 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from density_softmax.decide.conformal import Ranks
 from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
-
-# Shares of in-domain inputs that may be flagged as unknown, as texts show thresholds for them.
-FALSE_ALARMS = (0.01, 0.05, 0.1)
 
 
 @dataclass(frozen=True)
@@ -174,8 +170,6 @@ class Card:
             raise UserError(f"class_names {list(names)}: not a list of names")
         if not shape or not all(type(size) is int and size > 0 for size in shape):
             raise UserError(f"input_shape {list(shape)}: not a list of sizes")
-        if self.policy is not None and self.policy.class_names != names:
-            raise UserError(f"class_names {list(names)}: its policy is for other classes")
         if not all(isinstance(name, str) for name in self.experts):
             raise UserError(f"experts {list(self.experts)}: not a list of names")
         if self.normalisation is not None:
@@ -207,6 +201,8 @@ class Card:
             shape = outputs.get(output, ())
             if len(shape) != 2 or (type(shape[1]) is int and shape[1] != len(names)):
                 raise UserError(f"{len(names)} {name}: the graph returns {output} of shape {shape}")
+        if self.policy is not None and self.policy.class_names != self.class_names:
+            raise UserError(f"class_names {list(self.class_names)}: its policy is for others")
 
     def with_policy(self, policy: Policy | str | Path | None) -> Card:
         """The same card with another policy, which is checked to be for the same classes.
@@ -222,16 +218,7 @@ class Card:
     @property
     def thresholds(self) -> dict[float, float]:
         """By share of false alarms, the epistemic uncertainty above which an input is unknown."""
-        return {} if self.policy is None else thresholds_of(self.policy.typical)
-
-
-def thresholds_of(typical: Ranks) -> dict[float, float]:
-    """What at most 1 %, 5 % and 10 % of inputs like the held-out ones exceed.
-
-    Args:
-        typical: the ranks of the epistemic uncertainties of held-out inputs.
-    """
-    return {share: typical.threshold(share) for share in FALSE_ALARMS}
+        return {} if self.policy is None else self.policy.typical.thresholds
 
 
 def _numbers(name: str, values: Any) -> tuple[float, ...]:

@@ -9,8 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from density_softmax.decide.decision import Decision
-from density_softmax.decide.policy import Policy
+from density_softmax.decide.policy import Decision, Policy
 from density_softmax.errors import UserError
 from density_softmax.serve.answer import Answer, Floats
 from density_softmax.serve.card import Card
@@ -128,7 +127,9 @@ class Predictor:
                 f"the graph returned {tuple(found)} for {len(batch)} inputs; export it again"
             )
         by_name = dict(zip(self._outputs, outputs, strict=True))
-        return Answer.of(by_name, self.card.experts)
+        answer = Answer.of(by_name, self.card.experts)
+        answer.typical = self.policy and self.policy.typical
+        return answer
 
     def _shapes(self, size: int) -> list[tuple[int, ...]]:
         """Those of the outputs for a batch of this size."""
