@@ -11,49 +11,64 @@ import typer
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
+Models = Annotated[list[Path], typer.Argument(help="Exported .onnx files.", metavar="MODEL...")]
+Host = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every one.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+PolicyFile = Annotated[
+    Path | None, typer.Option(help="A .json of `Policy.save`, in place of the model's own.")
+]
+Workers = Annotated[int, typer.Option(min=1, help="Processes that share the port.")]
+Threads = Annotated[
+    int, typer.Option(min=0, help="CPU threads per batch of each worker; 0 takes all.")
+]
+State = Annotated[
+    Path | None,
+    typer.Option(help="A folder in which monitors outlive a restart.", show_default="none"),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file with the token that requests must carry.",
+        show_default="$DENSITY_SOFTMAX_TOKEN",
+    ),
+]
+Batch = Annotated[
+    int, typer.Option(min=1, help="Rows computed together at most; 1 answers one by one.")
+]
+Wait = Annotated[float, typer.Option(min=0, help="Milliseconds to wait for other requests.")]
+MaxQueue = Annotated[int, typer.Option(min=1, help="Rows; when so many wait, 429 is answered.")]
+MaxRows = Annotated[int, typer.Option(min=1, help="Inputs of a request.")]
+MaxMegabytes = Annotated[float, typer.Option(min=0.001, help="Megabytes of a request.")]
+MaxPixels = Annotated[int, typer.Option(min=1, help="Pixels of an image.")]
+MaxSeconds = Annotated[
+    float, typer.Option(min=0.01, help="Seconds of a request, from first byte to answer.")
+]
+FalseAlarms = Annotated[
+    float, typer.Option(help="Probability of a monitor's alarm, ever, if nothing changes.")
+]
+KeepUnknown = Annotated[
+    int, typer.Option(min=0, help="Latest unknown inputs shown on the page; 0 keeps none.")
+]
+
+
 def serve(
-    models: Annotated[list[Path], typer.Argument(help="Exported .onnx files.", metavar="MODEL...")],
-    host: Annotated[
-        str, typer.Option(help="The address to listen on; 0.0.0.0 is every one.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    policy: Annotated[
-        Path | None, typer.Option(help="A .json of `Policy.save`, in place of the model's own.")
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that share the port.")] = 1,
-    threads: Annotated[
-        int, typer.Option(min=0, help="CPU threads per batch of each worker; 0 takes all.")
-    ] = 0,
-    state: Annotated[
-        Path | None,
-        typer.Option(help="A folder in which monitors outlive a restart.", show_default="none"),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="A file with the token that requests must carry.",
-            show_default="$DENSITY_SOFTMAX_TOKEN",
-        ),
-    ] = None,
-    batch: Annotated[
-        int, typer.Option(min=1, help="Rows computed together at most; 1 answers one by one.")
-    ] = 32,
-    wait_ms: Annotated[
-        float, typer.Option(min=0, help="Milliseconds that a request may wait for others.")
-    ] = 2.0,
-    max_queue: Annotated[int, typer.Option(min=1, help="Rows that may wait; then 429.")] = 512,
-    max_rows: Annotated[int, typer.Option(min=1, help="Inputs of a request.")] = 1000,
-    max_mb: Annotated[float, typer.Option(min=0.001, help="Megabytes of a request.")] = 16.0,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of an image.")] = 25_000_000,
-    max_seconds: Annotated[
-        float, typer.Option(min=0.01, help="Seconds of a request, from first byte to answer.")
-    ] = 30.0,
-    false_alarms: Annotated[
-        float, typer.Option(help="Probability of a monitor's alarm, ever, if nothing changes.")
-    ] = 0.01,
-    keep_unknown: Annotated[
-        int, typer.Option(min=0, help="Latest unknown inputs shown on the page; 0 keeps none.")
-    ] = 12,
+    models: Models,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    policy: PolicyFile = None,
+    workers: Workers = 1,
+    threads: Threads = 0,
+    state: State = None,
+    token_file: TokenFile = None,
+    batch: Batch = 32,
+    wait_ms: Wait = 2.0,
+    max_queue: MaxQueue = 512,
+    max_rows: MaxRows = 1000,
+    max_mb: MaxMegabytes = 16.0,
+    max_pixels: MaxPixels = 25_000_000,
+    max_seconds: MaxSeconds = 30.0,
+    false_alarms: FalseAlarms = 0.01,
+    keep_unknown: KeepUnknown = 12,
 ) -> None:
     """Serve exported models over HTTP, with a page to try them and to watch them.
 

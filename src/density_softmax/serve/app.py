@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from density_softmax import __version__
 from density_softmax.errors import UserError
-from density_softmax.serve import protocol
 from density_softmax.serve.guard import Guard, refuse
 from density_softmax.serve.metrics import Metrics
 from density_softmax.serve.models import Model, Outcome, Shelf
 from density_softmax.serve.openapi import describe_service
+from density_softmax.serve.protocol import HEADER, Infer, describe, parse_infer, render
 from density_softmax.serve.records import NUM_PROBS, as_csv, records
 from density_softmax.serve.requests import RequestError, Upload, read_inputs
 from density_softmax.serve.settings import Settings
@@ -178,15 +178,15 @@ class Service:
         """Tensors, by the Open Inference Protocol."""
         began, model = perf_counter(), self._model(request)
         body = await self._in_time(request.body(), began, 408)
-        header = request.headers.get(protocol.HEADER)
-        call = await self._read(len(body), protocol.parse_infer, body, header)
+        header = request.headers.get(HEADER)
+        call = await self._read(len(body), parse_infer, body, header)
         x = network_input(model, call, self.settings)
         outcome = await self._answer(model, x, began)
         head = {"model_name": model.name, "model_version": model.version}
-        content, length = protocol.render(head, outcome.columns, call)
+        content, length = render(head, outcome.columns, call)
         if length is None:
             return _response(content, "application/json")
-        return _response(content, "application/octet-stream", {protocol.HEADER: str(length)})
+        return _response(content, "application/octet-stream", {HEADER: str(length)})
 
     async def predict(self, request: Request) -> Response:
         """What people have at hand: images, JSON rows, CSV."""
@@ -251,7 +251,7 @@ class Service:
             raise RequestError(status, reason) from None
 
 
-def network_input(model: Model, call: protocol.Infer, settings: Settings) -> NDArray[Any]:
+def network_input(model: Model, call: Infer, settings: Settings) -> NDArray[Any]:
     """The rows of a request as the network reads them.
 
     Args:
@@ -284,24 +284,22 @@ def described(model: Model) -> dict[str, Any]:
     card, policy = model.card, model.predictor.policy
     number = np.dtype(np.float32)
     names = {"probs": [len(card.class_names)], "aleatoric": [], "epistemic": []}
-    outputs = [protocol.describe(name, number, shape) for name, shape in names.items()]
+    outputs = [describe(name, number, shape) for name, shape in names.items()]
     if card.experts:
-        outputs.append(protocol.describe("contributions", number, [len(card.experts)]))
+        outputs.append(describe("contributions", number, [len(card.experts)]))
     text = np.dtype(np.str_)
-    outputs.append(protocol.describe("label", text, []))
+    outputs.append(describe("label", text, []))
     if policy is not None:
-        outputs += [protocol.describe(name, text, []) for name in ("action", "reason")]
-        outputs.append(protocol.describe("p_value", np.dtype(np.float64), []))
+        outputs += [describe(name, text, []) for name in ("action", "reason")]
+        outputs.append(describe("p_value", np.dtype(np.float64), []))
         if policy.sets is not None:
-            outputs.append(protocol.describe("sets", np.dtype(np.bool_), [len(card.class_names)]))
+            outputs.append(describe("sets", np.dtype(np.bool_), [len(card.class_names)]))
     normalisation = card.normalisation
     return {
         "name": model.name,
         "versions": [model.version],
         "platform": "onnxruntime",
-        "inputs": [
-            protocol.describe(model.predictor.input_name, model.predictor.dtype, card.input_shape)
-        ],
+        "inputs": [describe(model.predictor.input_name, model.predictor.dtype, card.input_shape)],
         "outputs": outputs,
         "parameters": {
             "method": card.method,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from density_softmax import __version__
-from density_softmax.decide.decision import ACTIONS
+from density_softmax.decide.policy import ACTIONS
 from density_softmax.serve.card import Card
 from density_softmax.serve.models import Model
 from density_softmax.serve.settings import Settings
