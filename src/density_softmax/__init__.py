@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from density_softmax.serve.client import Client as Client
     from density_softmax.serve.predictor import Predictor as Predictor
     from density_softmax.types import Prediction as Prediction
+    from density_softmax.updating import update as update
 
 _HOMES, _find = lazy_names(__name__, __file__)
 

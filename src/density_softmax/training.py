@@ -189,6 +189,8 @@ class Estimate:
         on: `features` reads the encoder's cached outputs in place of inputs.
         split: which data it reads.
         limit: how many samples at most, drawn at random by the run's seed; null reads all.
+        mergeable: whether `finish` may be called again with these sums plus those of more data:
+            they depend on nothing that another stage estimates. Such sums are kept.
         settings: the configs and values, by name, that the result depends on besides data,
             encoder, seed and `modules`. Null: the whole config of the method.
         modules: the attributes of the method that it reads or changes; empty means all of them.
@@ -202,6 +204,7 @@ class Estimate:
     on: Literal["inputs", "features"] = "inputs"
     split: Literal["train", "heldout"] = "train"
     limit: int | None = None
+    mergeable: bool = False
     settings: Mapping[str, object] | None = None
     modules: tuple[str, ...] = ()
 
@@ -265,3 +268,26 @@ def on_columns(stage: Stage, columns: slice) -> Stage:
         columns: which of them it sees.
     """
     return reading(stage, lambda features: features[:, columns])
+
+
+def folds(
+    num_samples: int, num_folds: int, seed: int = 0, device: torch.device | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """Pairs of indices, (samples,): those to fit to, and the others, which judge the fit.
+
+    Every sample is among the others once. Of fewer than two samples for each fold, all of them are
+    both.
+
+    Args:
+        num_samples: how many samples are divided.
+        num_folds: into how many parts.
+        seed: decides which sample is in which part.
+        device: where the indices are.
+    """
+    if num_samples < 2 * num_folds:
+        everything = torch.arange(num_samples, device=device)
+        return [(everything, everything)]
+    order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed)).to(device)
+    parts = [order[number::num_folds] for number in range(num_folds)]
+    others = [torch.cat(parts[:number] + parts[number + 1 :]) for number in range(num_folds)]
+    return list(zip(others, parts, strict=True))

@@ -222,6 +222,7 @@ class Calibration:
         typical: the ranks of the epistemic uncertainties of the calibration samples.
         digests: the smallest 64-bit digests of the calibration inputs, ascending, by which they
             are known again: all of them, or `NUM_DIGESTS`.
+        reference: the most typical calibration sample, if samples are rows of numbers.
     """
 
     head: str
@@ -234,6 +235,7 @@ class Calibration:
     warnings: tuple[str, ...]
     typical: Ranks
     digests: tuple[int, ...] = ()
+    reference: tuple[float, ...] = ()
 
     @property
     def thresholds(self) -> dict[float, float]:

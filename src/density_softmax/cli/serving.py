@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich import box
 from rich.console import Console
@@ -12,7 +13,9 @@ from rich.filesize import decimal
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+from density_softmax.cli.pages import check_page, write_gallery
 from density_softmax.cli.terminal import Terminal
+from density_softmax.serve.gallery import Gallery
 from density_softmax.serve.predictor import Predictor
 from density_softmax.serve.stream import Served, Throughput, predict_stream
 
@@ -67,10 +70,12 @@ def run_predict(
     model: Path,
     path: Path,
     out: Path | None,
+    page: Path | None,
     policy: Path | None,
     false_alarms: float | None,
     batch_size: int,
     threads: int,
+    engine: Literal["local", "ray"],
 ) -> None:
     """Predict for every input; progress and summary go to the standard error.
 
@@ -78,13 +83,17 @@ def run_predict(
         model: an exported file, which needs no torch, or the directory of a run.
         path: an image folder, an .npz or a .csv file.
         out: a .csv, .jsonl or .parquet file; None prints CSV.
+        page: an .html file of the most and the least typical inputs.
         policy: the .json file of one, in place of the model's own.
         false_alarms: share of known inputs that may be flagged; None takes that of the policy.
         batch_size: inputs in memory at once.
         threads: CPU threads; 0 takes all.
+        engine: this process, or a Ray cluster, where a task has one thread.
     """
     console = Terminal(stderr=True)
+    check_page(page, [path, model])
     served = _open(model, threads, policy)
+    gallery = None if page is None else Gallery(served.card)
     bar = Progress(
         SpinnerColumn(),
         TextColumn("predict"),
@@ -100,8 +109,13 @@ def run_predict(
             false_alarms=false_alarms,
             batch_size=batch_size,
             workers=threads or os.cpu_count() or 1,
+            replica=partial(_open, model.absolute(), 1, None) if engine == "ray" else None,
             report=lambda so_far: bar.update(task, note=_line(so_far)),
+            gallery=gallery,
         )
+    if gallery is not None and page is not None:
+        write_gallery(gallery, served, path, page)
+        console.print(f"the most and the least typical inputs: {page}", soft_wrap=True)
     rows = f"{_line(found)}, a row out for each: {_flags(found)}"
     console.print(rows, soft_wrap=True)
     if served.card.policy is None:

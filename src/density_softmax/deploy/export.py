@@ -97,7 +97,7 @@ def export(
         heldout: in-domain data that the model was not trained on, as a DataLoader, a Dataset or a
             pair (inputs, labels). Without a policy, it makes one that promises nothing: p-values
             of the epistemic uncertainty.
-        class_names: by default the numbers from 0.
+        class_names: by default those of the policy, or the numbers from 0.
         normalisation: how raw inputs become what the model reads, such as {"kind": "images",
             "mean": (...), "std": (...)}; needed to predict from files.
         policy: what to do with predictions, or the .json file of one; by default that of the
@@ -113,8 +113,11 @@ def export(
     path = Path(path)
     _check_request(model, path, heldout, quantize)
     given = _as_batch(model, example)
-    x, card = as_graph_input(given), _card(model, given.shape[1:], class_names, normalisation)
-    card = card.with_policy(policy or model.policy)
+    policy = model.policy if policy is None else policy
+    policy = policy if isinstance(policy, Policy | None) else Policy.load(policy)
+    names = class_names or (policy.class_names if policy else ())
+    x, card = as_graph_input(given), _card(model, given.shape[1:], names, normalisation)
+    card = card.with_policy(policy)
     held, calibration = _source("heldout", heldout, x), _source("quantize", quantize, x)
     reference = _reference(model, given)
     with Bars(progress) as bars:

@@ -15,7 +15,7 @@ from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.metrics.scoring import accuracy, ece, nll
 from density_softmax.nn.execution import digests, explained, seeded
-from density_softmax.training import Estimate, Stage, Values
+from density_softmax.training import Estimate, Stage, Values, folds
 from density_softmax.types import Batch, Inputs, Prediction, Scores, Source, tensors_of
 
 if TYPE_CHECKING:
@@ -266,14 +266,11 @@ def cross_validate(method: Method, z: Tensor, y: Tensor, seed: int, batch_size: 
     twin = method.on_features().eval()
     stages = heldout_stages(twin)
     many = len(y) * method.num_classes > MANY_LOGITS
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
-    fold = order % (FEW_FOLDS if many else NUM_FOLDS)
     probs = torch.empty(len(y), method.num_classes)
-    for number in range(int(fold.max()) + 1):
-        inside = fold == number
+    for inside, outside in folds(len(y), FEW_FOLDS if many else NUM_FOLDS, seed):
         for stage in stages:
-            _refit(stage, _batches(method, z[~inside], y[~inside], batch_size))
-        probs[inside] = predict_features(twin, z[inside], batch_size).probs
+            refit(stage, batches_of(method, z[inside], y[inside], batch_size))
+        probs[outside] = predict_features(twin, z[outside], batch_size).probs
     return probs
 
 
@@ -289,7 +286,7 @@ def recalibrate(method: Method, z: Tensor, y: Tensor, batch_size: int) -> None:
     """
     twin = method.on_features().eval()
     for stage in heldout_stages(twin):
-        _refit(stage, _batches(method, z, y, batch_size))
+        refit(stage, batches_of(method, z, y, batch_size))
     method.load_state_dict(twin.state_dict())
 
 
@@ -302,7 +299,13 @@ def heldout_stages(method: Method) -> list[Stage]:
     return [stage for stage in method.stages() if stage.split == "heldout"]
 
 
-def _refit(stage: Stage, batches: Iterator[Batch]) -> None:
+def refit(stage: Stage, batches: Iterator[Batch]) -> None:
+    """Estimate once more, in this process.
+
+    Args:
+        stage: an estimate.
+        batches: what it reads.
+    """
     if not isinstance(stage, Estimate):
         raise UserError(f"stage '{stage.name}' trains on calibration data, which are for estimates")
     found = [stage.statistics(batch) for batch in batches]
@@ -313,7 +316,15 @@ def _refit(stage: Stage, batches: Iterator[Batch]) -> None:
         stage.finish({name: torch.stack(parts).sum(0) for name, parts in values.items()})
 
 
-def _batches(method: Method, z: Tensor, y: Tensor, batch_size: int) -> Iterator[Batch]:
+def batches_of(method: Method, z: Tensor, y: Tensor, batch_size: int) -> Iterator[Batch]:
+    """Features and labels, on the device of a method.
+
+    Args:
+        method: where they go.
+        z: (samples, features).
+        y: (samples,).
+        batch_size: rows at a time.
+    """
     device = next(method.parameters()).device
     for parts in zip(z.split(batch_size), y.split(batch_size), strict=True):
         yield Batch(*(part.to(device) for part in parts))

@@ -17,6 +17,7 @@ from density_softmax.config import from_dict
 from density_softmax.decide.policy import Policy
 from density_softmax.files import (
     CHECKSUM,
+    MODEL_FORMAT,
     StorageError,
     differences,
     hash_content,
@@ -25,7 +26,7 @@ from density_softmax.files import (
 )
 from density_softmax.files.cards import from_json
 from density_softmax.lazy import import_modules
-from density_softmax.methods.base import Group, Method, MethodConfig
+from density_softmax.methods.base import SUMS, Group, Method, MethodConfig
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.execution import seeded
 from density_softmax.nn.finding import Site
@@ -68,6 +69,7 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
     """
     tensors, metadata = load_tensors(Path(path))
     _check_content(Path(path), tensors, metadata)
+    _check_format(Path(path), metadata)
     try:
         config = from_dict(MethodConfig, json.loads(metadata["method"]))
         num_classes, example = int(metadata["num_classes"]), _example(metadata)
@@ -83,12 +85,16 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
         method = config.build(encoder, num_classes, example)
     if isinstance(encoder, Headless) and _is_shared(encoder.head_name, tensors):
         method.get_submodule("head").register_module("linear", encoder.head)
+    sums = {name: tensors.pop(name) for name in list(tensors) if name.startswith(SUMS)}
     # Asked first: torch would overwrite all that fits before it refuses the rest.
     if different := differences(tensors, method.state_dict()):
         raise StorageError(f"{path}: does not fit this encoder: {different}")
     method.load_state_dict(tensors)
     method.calibration = calibration
     method.policy = None if policy is None else Policy.from_dict(policy, str(path))
+    for name, values in sums.items():
+        _, stage, key = name.split("/")
+        method.sums.setdefault(stage, {})[key] = values
     return method.eval()
 
 
@@ -101,6 +107,16 @@ def _check_content(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str
         raise StorageError(
             f"{path}: damaged, its content does not match its checksum; copy it again from where "
             "it was written, or save the model again"
+        )
+
+
+def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
+    """Refuse a file that another version wrote in a form which this one does not know."""
+    if (found := metadata.get("format", "0")) != MODEL_FORMAT:
+        raise StorageError(
+            f"{path}: is a model file of format {found}, written by density-softmax "
+            f"{metadata.get('version', 'of an unknown version')}; this version reads format "
+            f"{MODEL_FORMAT}. Load it with that version, or fit and save the model again"
         )
 
 

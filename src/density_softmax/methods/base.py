@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from density_softmax import __version__
 from density_softmax.config import Family, Members, to_dict
-from density_softmax.files import CHECKSUM, hash_content, save_tensors
+from density_softmax.files import CHECKSUM, MODEL_FORMAT, hash_content, save_tensors
 from density_softmax.files.cards import as_json
 from density_softmax.nn.backbones.base import feature_width
 from density_softmax.nn.backbones.headless import Headless
@@ -25,6 +25,8 @@ from density_softmax.training import Descent, Stage, Train
 from density_softmax.types import Batch, Needs
 
 Group = Literal["paper", "posthoc"]
+# Names of sums in a file begin with this; those of a state have no slash.
+SUMS = "sums/"
 
 
 class Method(Classifier, ABC):
@@ -109,19 +111,22 @@ class Method(Classifier, ABC):
         logits: Tensor = self.head(self.features(tile(x, num_copies)))
         return logits.unflatten(0, (num_copies, x.shape[0]))
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, updatable: bool = True) -> None:
         """Write weights, estimates and configuration to one safetensors file, with a checksum.
 
         Such a file cannot execute code when it is loaded.
 
         Args:
             path: the file to create or replace.
+            updatable: also write the sums that `update` needs: 8 bytes for each pair of features
+                that a Gaussian reads.
         """
         self.check_fitted("save")
         metadata = {
             "method": json.dumps(to_dict(self.config)),
             "num_classes": str(self.num_classes),
             "version": __version__,
+            "format": MODEL_FORMAT,
         }
         if self.example_shape is not None:
             metadata["example_shape"] = json.dumps(self.example_shape)
@@ -135,7 +140,9 @@ class Method(Classifier, ABC):
             metadata["calibration"] = json.dumps(as_json(self.calibration))
         if self.policy is not None:
             metadata["policy"] = json.dumps(self.policy.to_dict())
-        tensors = self.state_dict()
+        sums = self.sums if updatable else {}
+        kept = {f"{SUMS}{s}/{n}": t for s, values in sums.items() for n, t in values.items()}
+        tensors = self.state_dict() | kept
         checksum = hash_content(tensors, metadata)
         save_tensors(Path(path), tensors, {**metadata, CHECKSUM: checksum})
 

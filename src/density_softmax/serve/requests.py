@@ -153,7 +153,7 @@ def _table(content: bytes, card: Card, settings: Settings) -> Chunk:
     _check_number(len(rows), settings)
     x = np.array([row.numbers for row in rows], np.float64)
     names = [str(number) for number in range(len(rows))]
-    return Chunk(names, prepared(x, card, "the table"), [row.problem for row in rows])
+    return Chunk(names, prepared(x, card), [row.problem for row in rows])
 
 
 def _check_number(rows: int, settings: Settings) -> None:
@@ -176,7 +176,7 @@ def _rows(content: bytes, card: Card, settings: Settings) -> Chunk:
 
     def read(row: Any) -> NDArray[Any]:
         values = _values(row, columns) if isinstance(row, Mapping) else row
-        return prepared(_numbers(values, shape)[None], card, "the request")[0]
+        return prepared(_numbers(values, shape)[None], card)[0]
 
     return _each(rows, read, [str(number) for number in range(len(rows))], shape)
 

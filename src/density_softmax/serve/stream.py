@@ -17,6 +17,7 @@ from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
 from density_softmax.serve.answer import Answer
 from density_softmax.serve.card import Card
+from density_softmax.serve.gallery import Gallery
 from density_softmax.serve.inputs import Chunk, read_chunks
 from density_softmax.serve.outputs import Flag, Record, open_output
 
@@ -63,7 +64,9 @@ def predict_stream(
     false_alarms: float | None = None,
     batch_size: int = 64,
     workers: int = 1,
+    replica: Callable[[], Served] | None = None,
     report: Callable[[Throughput], None] = lambda throughput: None,
+    gallery: Gallery | None = None,
 ) -> Throughput:
     """Predict all inputs at a path and write a record for each.
 
@@ -75,16 +78,26 @@ def predict_stream(
             the model's policy, or 0.05 if it has none.
         batch_size: inputs in memory at a time.
         workers: threads that decode images.
+        replica: opens the model in each process of a Ray cluster; None predicts in this process.
         report: called after each batch.
+        gallery: collects the most and the least typical inputs; not on a cluster.
     """
+    if replica is not None and gallery is not None:
+        raise UserError("--page: is for --engine local, where the inputs are at hand")
     if out is not None and out.exists() and path.exists() and out.samefile(path):
         raise UserError(f"--out {out}: is the input, which it would replace; choose another name")
     policy = _policy(model.card, false_alarms)
-    chunks = read_chunks(path, model.card, batch_size, workers)
+    if replica is None:
+        chunks = read_chunks(path, model.card, batch_size, workers)
+        batches = _records(model, chunks, policy, gallery)
+    else:
+        from density_softmax.serve.cluster import records_on_cluster
+
+        batches = records_on_cluster(replica, path, model.card, batch_size, policy)
     flags: Counter[str] = Counter()
     began, found = perf_counter(), Throughput(0.0, flags)
     with open_output(out) as write:
-        for batch in _records(model, chunks, policy):
+        for batch in batches:
             write(batch)
             flags.update(record.flag for record in batch)
             found = Throughput(perf_counter() - began, flags)
@@ -103,18 +116,35 @@ def _policy(card: Card, false_alarms: float | None) -> Policy | None:
 
 
 def _records(
-    model: Served, chunks: Iterable[Chunk], policy: Policy | None
+    model: Served, chunks: Iterable[Chunk], policy: Policy | None, gallery: Gallery | None = None
 ) -> Iterator[list[Record]]:
     """The records of one batch after another."""
     for chunk in chunks:
-        readable = np.array([np.isfinite(x).all() for x in chunk.x], bool)
-        answer = _answer(model, chunk.x, readable)
-        decided = [{}] * len(chunk.x) if policy is None else policy(answer).rows()
-        rows = zip(readable, answer.epistemic.tolist(), decided, strict=True)
-        yield [
-            _record(model.card, chunk, answer, row, _flag(good, far, each.get("action", "")), each)
-            for row, (good, far, each) in enumerate(rows)
-        ]
+        yield records_of(model, chunk, policy, gallery)
+
+
+def records_of(
+    model: Served, chunk: Chunk, policy: Policy | None, gallery: Gallery | None = None
+) -> list[Record]:
+    """The records of a batch.
+
+    Args:
+        model: an exported model, or that of a run.
+        chunk: prepared inputs.
+        policy: what to do with predictions; None flags only what cannot be computed with.
+        gallery: collects the most and the least typical inputs.
+    """
+    readable = np.array([np.isfinite(x).all() for x in chunk.x], bool)
+    answer = _answer(model, chunk.x, readable)
+    decided = [{}] * len(chunk.x) if policy is None else policy(answer).rows()
+    rows = zip(readable, answer.epistemic.tolist(), decided, strict=True)
+    records = [
+        _record(model.card, chunk, answer, row, _flag(good, far, each.get("action", "")), each)
+        for row, (good, far, each) in enumerate(rows)
+    ]
+    if gallery is not None:
+        gallery.add(chunk, answer, records)
+    return records
 
 
 def _answer(model: Served, x: NDArray[np.float32], readable: NDArray[np.bool_]) -> Answer:
