@@ -11,6 +11,7 @@ import typer
 from density_softmax import __version__
 from density_softmax.cli.data import app as data_app
 from density_softmax.cli.models import export, monitor, predict
+from density_softmax.cli.service import serve
 from density_softmax.cli.terminal import REMEDIES, Terminal, file_error, plain
 from density_softmax.errors import UserError
 
@@ -271,7 +272,7 @@ def report(
     console.print(f"report page: {page}", soft_wrap=True)
 
 
-for command in (export, predict, monitor):
+for command in (export, predict, serve, monitor):
     app.command()(command)
 
 
