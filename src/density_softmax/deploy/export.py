@@ -22,7 +22,6 @@ from density_softmax.deploy.graph import (
     OnnxArtifact,
     Pt2Artifact,
     as_graph_input,
-    fuse_gaussians,
     to_onnx,
     trace,
 )
@@ -109,7 +108,6 @@ def export(
         bar = bars.add("export", 4)
         bar.note("trace")
         graph = Graph(copy.deepcopy(reference)).eval()
-        fuse_gaussians(graph)
         artifact = FORMATS[path.suffix](trace(graph, x))
         bar.advance()
         bar.note("compare with the model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -210,12 +210,14 @@ class Classifier(nn.Module, ABC):
 
     def guarded(self, x: Tensor | Inputs) -> Prediction:
         """`forward` with bad rows flagged: what `predict` serves and what is exported."""
-        # Few operations: 0 times a number is 0, and times anything else NaN, which a sum keeps.
-        zeros = [(part * 0).flatten(1).sum(1) for part in tensors_of(x)]
-        zero = zeros[0] if len(zeros) == 1 else torch.stack([z.float() for z in zeros]).sum(0)
-        probs, aleatoric, epistemic = self(_where(zero == 0, x))
+        clean = _surely_finite(tensors_of(x))
+        total, given = (0.0, x) if clean else _without_bad_rows(x)
+        prediction = self(given)
+        if clean and _surely_finite(prediction):
+            return prediction
+        probs, aleatoric, epistemic = prediction
         # An input so large that the density overflows is as unknown as one that is no number.
-        good = (zero + probs.sum(1) + aleatoric + epistemic).abs() < math.inf
+        good = (total + probs.sum(1) + aleatoric + epistemic).abs() < math.inf
         probs = probs.where(good[:, None], 1 / self.num_classes)
         aleatoric = aleatoric.where(good, math.log(self.num_classes))
         return Prediction(probs, aleatoric, epistemic.where(good, math.inf))
@@ -235,6 +237,25 @@ class Classifier(nn.Module, ABC):
             f"{self.num_classes} classes, {count:,} parameters, "
             f"{'fitted' if self.is_fitted else 'not fitted'}"
         )
+
+
+def _surely_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all are finite, where that is known at once: not on a GPU, nor in a traced graph."""
+    if torch.compiler.is_compiling():
+        return False
+    # A sum keeps what is no number, and one that overflows is looked at row by row.
+    return all(
+        each.device.type == "cpu" and math.isfinite(each.sum(dtype=torch.float32).item())
+        for each in tensors
+    )
+
+
+def _without_bad_rows(x: Tensor | Inputs) -> tuple[Tensor, Any]:
+    """A number for each row, which is NaN unless the row is finite, and x with 0 in such rows."""
+    # Few operations: 0 times a number is 0, and times anything else NaN, which a sum keeps.
+    zeros = [(part * 0).flatten(1).sum(1) for part in tensors_of(x)]
+    zero = zeros[0] if len(zeros) == 1 else torch.stack([z.float() for z in zeros]).sum(0)
+    return zero, _where(zero == 0, x)
 
 
 def _where(finite: Tensor, x: Tensor | Inputs) -> Any:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from density_softmax.nn.densities import Density
-from density_softmax.nn.execution import full_precision
+from density_softmax.nn.densities.gaussian import WhitenedDensity
+from density_softmax.nn.execution import Derived, at_least_float32, full_precision
 from density_softmax.training import Stage, on_columns
 
 # The share of held-out samples on which experts that ignore the classes begin to count in the
@@ -75,6 +76,7 @@ class Typicality(nn.Module):
             aware += [density.class_aware] * density.num_experts
             summed += [True] + [False] * (density.num_experts - 1)
         self.num_experts = len(aware) + energy
+        self._joined = Derived(_joined)
         self._aware = torch.tensor(aware + [True] * energy)
         self._summed = torch.tensor(summed + [not self.class_aware] * energy)
         self.register_buffer("center", torch.zeros(self.num_experts))
@@ -91,10 +93,31 @@ class Typicality(nn.Module):
 
     def experts(self, features: Tensor, logits: Tensor) -> Tensor:
         """ℓ_i of each sample, (batch, experts)."""
-        found = [density.experts(in_columns(features, c)) for _, density, c in self.readers()]
+        found = [self._sums_of_squares(features)] if self._whitened else self._each(features)
         if self.energy:
             found.append(logits.logsumexp(-1, keepdim=True))
         return torch.cat(found, dim=-1) if len(found) > 1 else found[0]
+
+    def _each(self, features: Tensor) -> list[Tensor]:
+        return [density.experts(in_columns(features, c)) for _, density, c in self.readers()]
+
+    def _sums_of_squares(self, features: Tensor) -> Tensor:
+        """The experts of all densities by one product, to rounding the same as each by its own."""
+        roots: list[Tensor] = []
+        weights: list[Tensor] = []
+        with full_precision(features):
+            z = at_least_float32(features)
+            for density, columns in zip(self._whitened, self.columns, strict=True):
+                roots += density.roots(in_columns(z, columns))
+                weights += density.weights()
+            gather, height = self._joined(*weights)
+            return torch.addmm(height, torch.cat(roots, dim=-1).square(), gather)
+
+    @property
+    def _whitened(self) -> list[WhitenedDensity]:
+        """The densities, if all of them are sums of squares."""
+        found = [d for d in self.densities.values() if isinstance(d, WhitenedDensity)]
+        return found if len(found) == len(self.densities) else []
 
     def readers(self) -> Iterator[tuple[str, Density, slice]]:
         """Names, densities and the columns that they read."""
@@ -131,6 +154,11 @@ class Typicality(nn.Module):
         self.onset.copy_(torch.where(aware, median, onset))
         # log(1 + exp(t)) is −log .1 at t = log 9.
         self.width.copy_(torch.where(aware, _positive(median - low) / math.log(9), spread))
+
+
+def _joined(*weights: Tensor) -> tuple[Tensor, Tensor]:
+    """What squares of several densities add up to, (roots, experts), and what is added."""
+    return torch.block_diag(*weights[::2]), torch.cat([each.view(-1) for each in weights[1::2]])
 
 
 def _positive(spread: Tensor) -> Tensor:
