@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-lowest docs check format bench clean
+.PHONY: help setup demo test test-lowest test-sdist docs check format bench clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -35,6 +35,12 @@ $(LOWEST)/.installed: pyproject.toml
 	$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/lowest.txt --editable '.[dev]'
 	@touch $@
 
+test-sdist: setup ## build the source distribution and run its own tests
+	rm -rf dist
+	$(BIN)/python -m build --sdist --outdir dist
+	cd dist && tar xzf *.tar.gz && rm *.tar.gz
+	cd dist/* && PYTHONPATH=src $(abspath $(BIN))/pytest
+
 docs: setup ## build the documentation into site/, with every warning an error
 	@# Not --quiet: it hides warnings from --strict, too.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -56,4 +62,4 @@ bench: setup ## run the benchmarks that need no downloaded data
 	$(BIN)/python benchmarks/corruption_speed.py
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) $(LOWEST) runs site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) runs site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

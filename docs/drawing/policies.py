@@ -32,7 +32,7 @@ from density_softmax.report.style import (
     paper_style,
     tidy,
 )
-from density_softmax.serve.predictor import Answer
+from density_softmax.serve.answer import Answer
 
 IMAGES = Path(__file__).parent.parent / "images"
 NOISE, WIDTH = 0.3, 0.25  # of the moons, of the kernel

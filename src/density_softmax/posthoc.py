@@ -23,6 +23,7 @@ from density_softmax.engine.calibration import (
     scores,
 )
 from density_softmax.engine.fit import inspected
+from density_softmax.engine.passes import rows_at_once
 from density_softmax.engine.progress import Bars
 from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.methods.base import Method, MethodConfig
@@ -247,7 +248,7 @@ def fit_calibrated(
         temperature=_temperature(method),
         before=before,
         warnings=tuple(weaknesses),
-        **_measured(method, heldout, seed, engine.predict_batch_size),
+        **_measured(method, heldout, seed, rows_at_once(engine)),
     )
     if shown:
         found = "\n".join([method.calibration.read(), f"  {method.calibration.change()}"])

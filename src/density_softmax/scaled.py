@@ -122,7 +122,8 @@ class DensityScaledClassifier(AbstainingClassifier):
         probs = (self._scale(evidence.log_prob)[:, None] * logits).softmax(-1)
         probs[torch.arange(len(probs)), raw.argmax(-1)] += TIE
         probs /= probs.sum(-1, keepdim=True)
-        return Prediction(probs, entropy_of_logits(logits), evidence.surprise)
+        prediction = Prediction(probs, entropy_of_logits(logits), evidence.surprise)
+        return prediction.made_of(evidence.contributions)
 
     def _logits(self, X: Floats) -> Tensor:
         probs: NDArray[np.float64] = self.estimator_.predict_proba(X)

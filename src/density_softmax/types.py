@@ -5,13 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from density_softmax.errors import UserError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @final
@@ -126,18 +129,33 @@ class Batch(NamedTuple):
     y: Tensor
 
 
-class Prediction(NamedTuple):
-    """What a method says about a batch, all of it from one forward pass.
+class _Fields(NamedTuple):
+    probs: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+
+
+class Prediction(_Fields):
+    """What a method says about a batch, all of it from one forward pass: a tuple of three tensors.
 
     Attributes:
         probs: class probabilities, (batch, classes).
         aleatoric: entropy in nats that more data would not remove, (batch,).
         epistemic: how little is known about the input, higher = less known, (batch,).
+        contributions: what each expert adds to `epistemic`, (batch, experts); no part of the
+            tuple, and None in methods whose uncertainty is no sum over experts.
     """
 
-    probs: Tensor
-    aleatoric: Tensor
-    epistemic: Tensor
+    contributions: Tensor | None = None
+
+    def made_of(self, contributions: Tensor | None) -> Self:
+        """The same prediction, which now has contributions.
+
+        Args:
+            contributions: of the experts, (batch, experts), whose sum is `epistemic`.
+        """
+        self.contributions = contributions
+        return self
 
     @property
     def labels(self) -> Tensor:

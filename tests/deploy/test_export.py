@@ -13,6 +13,7 @@ from torch import nn
 
 import density_softmax as ds
 from density_softmax.deploy import export as exporter
+from density_softmax.deploy.graph import trace
 from density_softmax.deploy.parity import TOLERANCE, ParityError, _probes
 from density_softmax.errors import UserError
 from density_softmax.methods.deterministic import Deterministic
@@ -29,7 +30,7 @@ class Noisy(nn.Module):
         return x + torch.randn_like(x)
 
 
-def test_the_graph_has_one_input_and_three_named_outputs_of_any_batch_size(image_file):
+def test_the_graph_has_one_input_and_named_outputs_of_any_batch_size(image_file):
     session = onnx_session(image_file)
     (x,) = session.get_inputs()
     assert (x.name, x.shape) == ("x", ["batch", *IMAGE_SHAPE])
@@ -37,6 +38,7 @@ def test_the_graph_has_one_input_and_three_named_outputs_of_any_batch_size(image
         "probs": ["batch", 4],
         "aleatoric": ["batch"],
         "epistemic": ["batch"],
+        "contributions": ["batch", 3],
     }
 
 
@@ -67,10 +69,11 @@ def test_a_model_with_hooks_and_batch_norms_gives_its_own_answer(image_file, num
 def test_bad_rows_are_flagged_by_the_graph_itself(vector_file, value):
     x = draw(5, 2).numpy()
     x[2, 1] = value
-    probs, aleatoric, epistemic = onnx_session(vector_file).run(None, {"x": x})
+    outputs = onnx_session(vector_file).run(None, {"x": x})
+    probs, aleatoric, epistemic, contributions = outputs
     np.testing.assert_allclose(probs[2], 1 / 3)
     assert aleatoric[2] == pytest.approx(math.log(3))
-    assert epistemic[2] == math.inf
+    assert epistemic[2] == contributions[2] == math.inf
     expected = vector_model().predict(x[[0, 1, 3, 4]])
     np.testing.assert_allclose(probs[[0, 1, 3, 4]], expected.probs, atol=TOLERANCE)
 
@@ -138,11 +141,12 @@ def test_torch_export_gives_the_same_answers_by_name(tmp_path):
 
 
 def test_a_difference_is_an_error_and_writes_nothing(tmp_path, monkeypatch):
-    def careless(network):
+    def careless(network, example):
         with torch.no_grad():
             network.method.head.linear.bias[0] += 1e-3
+        return trace(network, example)
 
-    monkeypatch.setattr(exporter, "fuse_gaussians", careless)
+    monkeypatch.setattr(exporter, "trace", careless)
     model = Deterministic(nn.Linear(2, 5), 3)
     with pytest.raises(ParityError, match=r"batch size 1 .* differ by .* more than 1e-05"):
         ds.export(model, tmp_path / "model.pt2", example=draw(1, 2))

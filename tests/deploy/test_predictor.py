@@ -38,7 +38,7 @@ print(*sorted(foreign | own - SERVING))
 """
 SERVING = {
     f"density_softmax.{name}"
-    for name in ("errors", "lazy", "serve", "serve.card", "serve.predictor")
+    for name in ("errors", "lazy", "serve", "serve.answer", "serve.card", "serve.predictor")
 }
 
 
@@ -327,5 +327,37 @@ def test_unknown_inputs_are_those_above_the_threshold_of_the_share(vector_file):
 @pytest.mark.parametrize("normalisation", [None, Normalisation("images", (0.5,), (0.25,))])
 def test_a_card_survives_its_texts(normalisation):
     thresholds = thresholds_of(np.arange(100.0))
-    card = Card("1", "duq", ("a", "b"), (1, 8, 8), normalisation, thresholds, {"parity": {}})
+    names, notes = ("a", "b"), {"parity": {}}
+    shown = (normalisation, thresholds, notes, ("last", "energy"))
+    card = Card("1", "density_softmax", names, (1, 8, 8), *shown)
     assert Card.from_strings(card.to_strings(), "x") == card
+
+
+@pytest.mark.parametrize("file", ["vector_file", "image_file"])
+def test_what_the_experts_contribute_adds_up_to_the_epistemic_uncertainty(file, request):
+    predictor = ds.Predictor(request.getfixturevalue(file))
+    x = draw(9, *predictor.card.input_shape).numpy()
+    x[2] = np.nan
+    answer = predictor.predict(x)
+    assert answer.experts == predictor.card.experts
+    assert answer.contributions.shape == (9, len(answer.experts))
+    np.testing.assert_allclose(answer.contributions.sum(1), answer.epistemic, rtol=1e-5, atol=1e-5)
+    assert np.isinf(answer.contributions[2]).all()
+    frame = answer.to_pandas()
+    assert {"labels", "confidence", *answer.experts, "p0"} <= set(frame)
+
+
+def test_a_file_of_before_the_contributions_still_answers(image_file, tmp_path):
+    proto = onnx.load(image_file)
+    texts = {e.key: e.value for e in proto.metadata_props if e.key != "experts"}
+    del proto.metadata_props[:]
+    onnx.helper.set_model_props(proto, texts)
+    kept = [output for output in proto.graph.output if output.name != "contributions"]
+    del proto.graph.output[:]
+    proto.graph.output.extend(kept)
+    onnx.save(proto, tmp_path / "old.onnx")
+    x = draw(3, *IMAGE_SHAPE).numpy()
+    ours, theirs = (ds.Predictor(f).predict(x) for f in (tmp_path / "old.onnx", image_file))
+    assert ours.contributions is None
+    assert ours.experts == ()
+    np.testing.assert_array_equal(ours.epistemic, theirs.epistemic)

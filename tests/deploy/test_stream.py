@@ -18,10 +18,10 @@ import density_softmax as ds
 from density_softmax.data.folders import ImageFiles
 from density_softmax.errors import UserError
 from density_softmax.files.tables import csv_reader
+from density_softmax.serve.answer import Answer
 from density_softmax.serve.card import Card, Normalisation
 from density_softmax.serve.inputs import Chunk, read_chunks
 from density_softmax.serve.outputs import Record, open_output
-from density_softmax.serve.predictor import Answer
 from density_softmax.serve.stream import _records, predict_stream
 
 PLAIN = Card("1", "deterministic", ("a", "b"), (2,))

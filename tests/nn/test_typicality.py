@@ -88,3 +88,17 @@ def test_mixed_precision_does_not_touch_the_typicality() -> None:
         mixed = typicality(z, logits)
     assert mixed.log_prob.dtype == mixed.surprise.dtype == torch.float32
     torch.testing.assert_close(mixed, typicality(z, logits), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("aware", [True, False])
+def test_contributions_add_up_to_the_surprise_and_have_names(aware: bool) -> None:
+    z, _ = features(500)
+    typicality = class_aware()
+    if not aware:
+        typicality = Typicality({"last": (GaussianDensity(5), slice(0, 5))}, energy=True)
+        typicality.fit(typicality.experts(z, logits_of(z)))
+    evidence = typicality(3 * z, logits_of(3 * z))
+    torch.testing.assert_close(evidence.contributions.sum(-1), evidence.surprise)
+    classes = ("classes/nearest", "classes/relative")
+    assert typicality.names == ("last", *classes * aware, "energy")
+    assert evidence.contributions.shape == (500, len(typicality.names))

@@ -28,13 +28,14 @@ from density_softmax.deploy.graph import (
 from density_softmax.deploy.parity import check_flags, check_parity, check_precision
 from density_softmax.deploy.quantization import Change, batches_of, measured_change, quantized
 from density_softmax.engine import predict, start
+from density_softmax.engine.passes import chosen_batch_size
 from density_softmax.engine.progress import Bars
 from density_softmax.errors import UserError
 from density_softmax.files import write_bytes
 from density_softmax.methods.base import Method
 from density_softmax.runs.run import Run
+from density_softmax.serve.answer import Answer
 from density_softmax.serve.card import Card, Normalisation, thresholds_of
-from density_softmax.serve.predictor import Answer
 from density_softmax.types import Source
 
 FORMATS: dict[str, Callable[[ExportedProgram], Artifact]] = {
@@ -73,11 +74,11 @@ def export(
 ) -> Exported:
     """Write a trained model as one file that serves without this package's training parts.
 
-    The graph takes `x`, a batch of any size, and returns `probs`, `aleatoric` and `epistemic`; it
-    flags rows that are not finite as `Method.predict` does. It is run at batch sizes 1 and 7
-    before it is written: a probability that differs by more than 1e-5 from the model's own is an
-    error. The graph reads float32: a float64 model whose answers need more digits of its inputs
-    is refused.
+    The graph takes `x`, a batch of any size, and returns `probs`, `aleatoric`, `epistemic` and, if
+    the method has experts, their `contributions` to `epistemic`, (batch, experts); it flags rows
+    that are not finite as `Method.predict` does. It is run at batch sizes 1 and 7 before it is
+    written: a probability that differs by more than 1e-5 from the model's own is an error. The
+    graph reads float32: a float64 model whose answers need more digits of its inputs is refused.
 
     Prefer .onnx: such a file holds a graph and numbers. A .pt2 file can execute code when torch
     loads it: load only those that you trust.
@@ -221,6 +222,7 @@ def _card(
         class_names=names,
         input_shape=tuple(input_shape),
         normalisation=prepared,
+        experts=model.experts,
     )
 
 
@@ -299,10 +301,15 @@ class RunPredictor:
         card = _card(method, task.input_shape, task.class_names, data.normalisation)
         if data.heldout is None:
             return cls(method, card)
-        prediction, _ = predict(fabric, method, data.heldout, engine.predict_batch_size)
+        size = chosen_batch_size(engine, method, data.heldout, fabric.device)
+        prediction, _ = predict(fabric, method, data.heldout, size)
         return cls(method, replace(card, thresholds=thresholds_of(prediction.epistemic.numpy())))
 
     def predict(self, x: NDArray[Any]) -> Answer:
         """Probabilities and uncertainties of a batch of prepared inputs."""
         prediction = self.method.predict(x, seed=0)
-        return Answer(*(part.float().cpu().numpy() for part in prediction))
+        found = prediction._asdict()
+        if prediction.contributions is not None:
+            found["contributions"] = prediction.contributions
+        arrays = {name: part.float().cpu().numpy() for name, part in found.items()}
+        return Answer.of(arrays, self.card.experts)

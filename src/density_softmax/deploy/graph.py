@@ -1,4 +1,4 @@
-"""A method as a graph, with one input, three outputs and any batch size, and its file formats."""
+"""A method as a graph, with one input, named outputs and any batch size, and its file formats."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from torch.export import Dim, ExportedProgram
 
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
+from density_softmax.serve.answer import Answer
 from density_softmax.serve.card import Card
-from density_softmax.serve.predictor import Answer, onnx_session
+from density_softmax.serve.predictor import onnx_session
 from density_softmax.types import Prediction
 
 CARD_FILE = "density_softmax.json"
+OUTPUTS = [*Prediction._fields, "contributions"]
 # Elements of a constant that the ONNX exporter may compute: any number of them.
 UNLIMITED = 2**40
 
@@ -42,8 +44,12 @@ class Graph(nn.Module):
         self.method = method
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """`probs`, `aleatoric` and `epistemic` by name."""
-        return self.method.guarded(x)._asdict()
+        """`probs`, `aleatoric`, `epistemic` and, if there are any, `contributions` by name."""
+        prediction = self.method.guarded(x)
+        found: dict[str, Tensor] = prediction._asdict()
+        if prediction.contributions is not None:
+            found["contributions"] = prediction.contributions
+        return found
 
 
 def as_graph_input(x: Tensor) -> Tensor:
@@ -102,7 +108,8 @@ class OnnxArtifact(Artifact):
 
     def run(self, x: NDArray[Any]) -> Answer:
         """As a predictor runs it."""
-        return Answer(*self._session.run(list(Answer._fields), {"x": x}))
+        names = [output.name for output in self.proto.graph.output]
+        return Answer.of(dict(zip(names, self._session.run(names, {"x": x}), strict=True)))
 
     @cached_property
     def _session(self) -> Any:
@@ -134,7 +141,7 @@ class Pt2Artifact(Artifact):
     def run(self, x: NDArray[Any]) -> Answer:
         """As `torch.export.load` runs it."""
         outputs = self._module(torch.from_numpy(x))
-        return Answer(*(outputs[name].numpy() for name in Answer._fields))
+        return Answer.of({name: each.numpy() for name, each in outputs.items()})
 
     @cached_property
     def _module(self) -> nn.Module:
@@ -167,7 +174,7 @@ def to_onnx(program: ExportedProgram) -> Any:
                 (),
                 dynamo=True,
                 input_names=["x"],
-                output_names=list(Prediction._fields),
+                output_names=OUTPUTS[: len(program.graph_signature.user_outputs)],
                 verbose=False,
             )
             assert exported is not None, "the dynamo exporter returns a program"

@@ -8,7 +8,7 @@ from torch import Tensor
 from density_softmax.deploy.graph import Artifact
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
-from density_softmax.serve.predictor import Answer
+from density_softmax.serve.answer import Answer
 from density_softmax.types import Prediction
 
 BATCH_SIZES = (1, 7)
@@ -124,8 +124,11 @@ def _answer(artifact: Artifact, x: Tensor) -> Answer:
 
 
 def _check_uncertainty(size: int, expected: Prediction, answer: Answer) -> None:
-    for name in ("aleatoric", "epistemic"):
-        ours, theirs = getattr(expected, name), torch.as_tensor(getattr(answer, name))
+    for name in ("aleatoric", "epistemic", "contributions"):
+        ours, theirs = getattr(expected, name), getattr(answer, name)
+        if ours is None:
+            continue
+        theirs = torch.as_tensor(theirs)
         near = torch.isclose(ours, theirs, RELATIVE_TOLERANCE, RELATIVE_TOLERANCE)
         if not near.all():
             raise ParityError(

@@ -22,7 +22,7 @@ from torch import Tensor
 from density_softmax import metrics
 from density_softmax.deploy.graph import as_graph_input, quiet
 from density_softmax.errors import UserError
-from density_softmax.serve.predictor import Answer
+from density_softmax.serve.answer import Answer
 from density_softmax.types import Source
 
 # The operations from one convolution to the next that onnxruntime has integer forms of.
@@ -116,7 +116,7 @@ def measured_change(before: Run, after: Run, heldout: Source) -> Change:
     """
     rows = [(y, before(x), after(x)) for x, y in batches_of(heldout)]
     labels, exact, rounded = zip(*rows, strict=True)
-    y, answers = torch.cat(labels), (_joined(exact), _joined(rounded))
+    y, answers = torch.cat(labels), (Answer.joined(exact), Answer.joined(rounded))
     probs = [torch.from_numpy(answer.probs) for answer in answers]
     shift = answers[0].epistemic - answers[1].epistemic
     return Change(
@@ -127,10 +127,6 @@ def measured_change(before: Run, after: Run, heldout: Source) -> Change:
         log_density_deviation=float(answers[0].epistemic.std()),
         same_label=float((probs[0].argmax(1) == probs[1].argmax(1)).float().mean()),
     )
-
-
-def _joined(answers: Sequence[Answer]) -> Answer:
-    return Answer(*map(np.concatenate, zip(*answers, strict=True)))
 
 
 def _calibration_batches(source: Source) -> Iterator[NDArray[Any]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from density_softmax.engine.passes import collect, num_batches
+from density_softmax.engine.passes import chosen_batch_size, collect, num_batches
 from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import EngineConfig
 from density_softmax.errors import UserError
@@ -63,7 +63,8 @@ def read_rows(
         bits to know it again, its mean, and its mean absolute value.
     """
     method.eval()
-    bar = bars.add(name, num_batches(len(source), config.predict_batch_size))
+    size = chosen_batch_size(config, method, source, fabric.device)
+    bar = bars.add(name, num_batches(len(source), size))
 
     def rows(batch: Batch) -> Values:
         x = batch.x
@@ -75,7 +76,7 @@ def read_rows(
         found = {"z": z, "y": batch.y, "label": logits(z).argmax(-1)}
         return found | {"digest": digests(x).to(x.device), "level": level, "size": size}
 
-    return collect(fabric, source, rows, config.predict_batch_size, tick=bar.advance)
+    return collect(fabric, source, rows, size, tick=bar.advance)
 
 
 def digests(x: Tensor | Inputs) -> Tensor:

@@ -22,7 +22,12 @@ from density_softmax.engine.descent import (
     only_trainable,
 )
 from density_softmax.engine.inspection import InspectedSource, Inspection
-from density_softmax.engine.passes import collect, num_batches, total
+from density_softmax.engine.passes import (
+    chosen_batch_size,
+    collect,
+    num_batches,
+    total,
+)
 from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import EngineConfig, PeakMemory, derive_seed, start
 from density_softmax.engine.stage_cache import StageCache
@@ -227,7 +232,8 @@ def run_stage(
     """
     counted, spent = _features_read(setting.method.stages()[:number]), 0.0
     data = dict(sources)
-    for split in _splits_read(stage) & sources.keys() if stage.on == "features" else ():
+    read = _splits_read(stage) if stage.on == "features" else set()
+    for split in [name for name in sources if name in read]:  # in one order on all processes
         began = time.perf_counter()
         data[split] = cache.source(split, sources[split], setting.bars)
         spent += 0.0 if split in counted else time.perf_counter() - began
@@ -261,7 +267,7 @@ def _features_read(stages: Sequence[Stage]) -> set[str]:
 
 def _estimate(setting: Setting, stage: Estimate, source: Source) -> None:
     """One pass of an `Estimate` stage."""
-    fabric, size = setting.fabric, setting.engine.predict_batch_size
+    fabric, size = setting.fabric, setting.batch_size(stage, source)
     if stage.limit is not None and stage.limit < len(source):
         order = source.order(derive_seed(setting.seed))
         source = SubsetSource(source, order[: stage.limit])
@@ -304,7 +310,7 @@ class FeatureCache:
 
     def _compute(self, split: str, inputs: Source, bars: Bars) -> ArraySource:
         self.method.eval()
-        batch_size = self.config.predict_batch_size
+        batch_size = chosen_batch_size(self.config, self.method, inputs, self.fabric.device)
         bar = bars.add(f"features {split}", num_batches(len(inputs), batch_size))
         rows = collect(
             self.fabric,

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from density_softmax.engine.runtime import derive_seed
+from density_softmax.engine.runtime import EngineConfig, derive_seed
 from density_softmax.methods.base import Method
 from density_softmax.nn.execution import seeded
+from density_softmax.serve.batches import ROWS
 from density_softmax.training import Values
 from density_softmax.types import Batch, Prediction, Source
 
@@ -87,6 +88,34 @@ def num_batches(num_samples: int, batch_size: int, smallest: int = SMALLEST_BATC
     whole, rest = divmod(num_samples, batch_size)
     joins = whole > 0 and rest < smallest
     return whole + (rest > 0 and not joins)
+
+
+def chosen_batch_size(
+    config: EngineConfig, method: Method, source: Source, device: torch.device
+) -> int:
+    """How many samples are computed at a time where nothing is learned.
+
+    Args:
+        config: may name a size, which is then taken.
+        method: what will read the samples.
+        source: the samples.
+        device: where the method is.
+    """
+    if config.predict_batch_size is not None:
+        return config.predict_batch_size
+    example = method.example(device)
+    if example is None:
+        example = next(source.read([range(min(2, len(source)))], device)).x
+    return method.batch_size_for(example)
+
+
+def rows_at_once(config: EngineConfig) -> int:
+    """How many rows of features are computed with at a time.
+
+    Args:
+        config: may name a size, which is then taken.
+    """
+    return config.predict_batch_size or ROWS
 
 
 Function = Callable[[Batch], Values]
@@ -204,7 +233,7 @@ def predict(
     fabric: Fabric,
     method: Method,
     source: Source,
-    batch_size: int = 512,
+    batch_size: int,
     tick: Callable[[], None] = lambda: None,
     seed: int = 0,
 ) -> tuple[Prediction, Tensor]:

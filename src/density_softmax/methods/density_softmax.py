@@ -83,6 +83,11 @@ class DensitySoftmax(FeatureMethod):
         """Those of the settings."""
         return self.config.layers
 
+    @property
+    def experts(self) -> tuple[str, ...]:
+        """Those of the typicality."""
+        return self.typicality.names
+
     def stages(self) -> tuple[Stage, ...]:
         """Algorithm 1: representation, density, scale, head."""
         scale = Estimate(
@@ -132,7 +137,8 @@ class DensitySoftmax(FeatureMethod):
         """Eq. 7, the entropy of softmax(g(z)), and the surprise, all from one pass."""
         logits, evidence = self.logits_and_evidence(features)
         probs = (self.scale(evidence.log_prob).unsqueeze(-1) * logits).softmax(-1)
-        return Prediction(probs, entropy_of_logits(logits), evidence.surprise)
+        prediction = Prediction(probs, entropy_of_logits(logits), evidence.surprise)
+        return prediction.made_of(evidence.contributions)
 
     def logits_and_evidence(self, features: Tensor) -> tuple[Tensor, Evidence]:
         """g(z) and how typical z is, from what `features` returns."""

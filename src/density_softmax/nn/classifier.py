@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from density_softmax.errors import UserError
+from density_softmax.nn.batches import widest_layer
 from density_softmax.nn.execution import CallerLock, as_batch, evaluating, explained, seeded
+from density_softmax.serve.batches import SMALLEST
+from density_softmax.serve.batches import batch_size as chosen
 from density_softmax.types import Calibration, Inputs, Prediction, tensors_of, without_labels
 
 C = TypeVar("C", bound="Classifier")
@@ -25,9 +29,11 @@ class Answer(Prediction):
     Attributes:
         knots: quantiles of the epistemic uncertainty of the calibration data, ascending; none
             unless `attach` made the model.
+        experts: the names of the columns of `contributions`; none if there are no contributions.
     """
 
     knots: tuple[float, ...] = ()
+    experts: tuple[str, ...] = ()
 
     @property
     def typicality(self) -> Tensor:
@@ -87,6 +93,7 @@ class Classifier(nn.Module, ABC):
         self.calibration: Calibration | None = None
         self._fitted = False
         self._lock = CallerLock()
+        self._batch_sizes: dict[Any, int] = {}
 
     def describe_inputs(self, example: Tensor | Inputs) -> None:
         """Note what inputs look like: shape and type, or those of each of several tensors.
@@ -101,6 +108,11 @@ class Classifier(nn.Module, ABC):
             }
         else:
             self.example_shape, self.example_dtype = tuple(example.shape[1:]), example.dtype
+
+    @property
+    def experts(self) -> tuple[str, ...]:
+        """Names of what adds up to the epistemic uncertainty; by default none."""
+        return ()
 
     @abstractmethod
     def forward(self, x: Tensor) -> Prediction:
@@ -166,7 +178,13 @@ class Classifier(nn.Module, ABC):
         return found
 
     @torch.no_grad()
-    def predict(self, x: Any, seed: int | None = None, progress: bool = False) -> Answer:
+    def predict(
+        self,
+        x: Any,
+        seed: int | None = None,
+        progress: bool = False,
+        batch_size: int | None = None,
+    ) -> Answer:
         """Serve a batch in evaluation mode, on the model's device. Threads are served in turn.
 
         A row that is not finite, or too large to compute with, gets uniform probabilities and
@@ -179,48 +197,90 @@ class Classifier(nn.Module, ABC):
                 DataLoader, whose labels are ignored.
             seed: with one, a method that draws samples repeats itself.
             progress: draw a progress bar, of a DataLoader.
+            batch_size: how many inputs are computed at a time; by default so many that their
+                activations fit into the caches of a CPU.
         """
         self.check_fitted("predict")
         if isinstance(x, DataLoader):
-            return self._predict_all(x, seed, progress)
+            return self._predict_all(x, seed, progress, batch_size)
         shape, dtype = self.example_shape, self.example_dtype
         several = self.example_inputs is not None
         x = as_batch(x, next(self.parameters()), shape, dtype, several)
         # Modes and generators are those of all threads, and not every encoder can be shared.
         with self._lock, evaluating(self), seeded(seed, x.device):
             try:
-                return self._answer(self.guarded(x))
+                return self._answer(self._in_batches(x, batch_size))
             except (RuntimeError, IndexError) as error:
                 raise explained(error, x, shape, dtype) from error
 
     def _answer(self, prediction: Prediction) -> Answer:
-        answer = Answer(*prediction)
+        answer = Answer(*prediction).made_of(prediction.contributions)
         answer.knots = self.calibration.knots if self.calibration else ()
+        answer.experts = () if prediction.contributions is None else self.experts
         return answer
 
-    def _predict_all(self, loader: DataLoader[Any], seed: int | None, progress: bool) -> Answer:
+    def _predict_all(
+        self, loader: DataLoader[Any], seed: int | None, progress: bool, batch_size: int | None
+    ) -> Answer:
         from rich.progress import track
 
         batches = track(loader, "predict", disable=not progress)
-        parts = [self.predict(without_labels(batch), seed) for batch in batches]
+        predict = partial(self.predict, seed=seed, batch_size=batch_size)
+        parts = [_on_cpu(predict(without_labels(batch))) for batch in batches]
         if not parts:
             raise UserError("the DataLoader gives no batch: there is nothing to predict")
-        fields = (torch.cat([f.cpu() for f in each]) for each in zip(*parts, strict=True))
-        return self._answer(Prediction(*fields))
+        return self._answer(_joined(parts))
+
+    def _in_batches(self, x: Tensor | Inputs, size: int | None) -> Prediction:
+        if len(x) <= (size or SMALLEST) or len(x) <= (size := size or self.batch_size_for(x)):
+            return self.guarded(x)
+        return _joined([self.guarded(x[i : i + size]) for i in range(0, len(x), size)])
+
+    def batch_size_for(self, x: Tensor | Inputs) -> int:
+        """How many inputs like these to compute at a time; the first call runs the model once.
+
+        Args:
+            x: a batch of inputs, (batch, ...).
+        """
+        shapes = tuple((part.shape[1:], part.device.type) for part in tensors_of(x))
+        if shapes not in self._batch_sizes:
+            accelerated = x.device.type != "cpu"
+            self._batch_sizes[shapes] = chosen(widest_layer(self, x[:2]), accelerated)
+        return self._batch_sizes[shapes]
+
+    def example(self, device: torch.device) -> Tensor | Inputs | None:
+        """Two inputs of the shape and type that it was built with, all zero, if it knows them.
+
+        Args:
+            device: where they are made.
+        """
+        if self.example_inputs is not None:
+            return Inputs(
+                {
+                    name: torch.zeros(2, *shape, dtype=getattr(torch, dtype), device=device)
+                    for name, (shape, dtype) in self.example_inputs.items()
+                }
+            )
+        if self.example_shape is None:
+            return None
+        return torch.zeros(2, *self.example_shape, dtype=self.example_dtype, device=device)
 
     def guarded(self, x: Tensor | Inputs) -> Prediction:
         """`forward` with bad rows flagged: what `predict` serves and what is exported."""
         clean = _surely_finite(tensors_of(x))
         total, given = (0.0, x) if clean else _without_bad_rows(x)
-        prediction = self(given)
-        if clean and _surely_finite(prediction):
-            return prediction
-        probs, aleatoric, epistemic = prediction
+        found = self(given)
+        if clean and _surely_finite(found):
+            return found
+        probs, aleatoric, epistemic = found
         # An input so large that the density overflows is as unknown as one that is no number.
         good = (total + probs.sum(1) + aleatoric + epistemic).abs() < math.inf
         probs = probs.where(good[:, None], 1 / self.num_classes)
         aleatoric = aleatoric.where(good, math.log(self.num_classes))
-        return Prediction(probs, aleatoric, epistemic.where(good, math.inf))
+        guarded = Prediction(probs, aleatoric, epistemic.where(good, math.inf))
+        if found.contributions is None:
+            return guarded
+        return guarded.made_of(found.contributions.where(good[:, None], math.inf))
 
     def summary(self) -> str:
         """What the model is and, if `attach` made it, what that did to it, in a few lines."""
@@ -237,6 +297,20 @@ class Classifier(nn.Module, ABC):
             f"{self.num_classes} classes, {count:,} parameters, "
             f"{'fitted' if self.is_fitted else 'not fitted'}"
         )
+
+
+def _on_cpu(found: Prediction) -> Prediction:
+    contributions = found.contributions
+    return Prediction(*(field.cpu() for field in found)).made_of(
+        None if contributions is None else contributions.cpu()
+    )
+
+
+def _joined(parts: Sequence[Prediction]) -> Prediction:
+    """The predictions of one batch after another as one."""
+    fields = (torch.cat(each) for each in zip(*parts, strict=True))
+    contributions = [part.contributions for part in parts if part.contributions is not None]
+    return Prediction(*fields).made_of(torch.cat(contributions) if contributions else None)
 
 
 def _surely_finite(tensors: Iterable[Tensor]) -> bool:

@@ -107,6 +107,7 @@ class Card:
         thresholds: by share of false alarms, the epistemic uncertainty above which an input
             counts as unknown; empty without held-out data.
         notes: results of the checks at export.
+        experts: names of the columns of `contributions`; empty if the graph has none.
     """
 
     version: str
@@ -116,6 +117,7 @@ class Card:
     normalisation: Normalisation | None = None
     thresholds: Mapping[float, float] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
+    experts: tuple[str, ...] = ()
 
     def to_strings(self) -> dict[str, str]:
         """As strings for the metadata of a file; all but version and method are JSON."""
@@ -123,6 +125,7 @@ class Card:
             "class_names": self.class_names,
             "input_shape": self.input_shape,
             "thresholds": {str(share): value for share, value in self.thresholds.items()},
+            "experts": self.experts,
             "notes": dict(self.notes),
         }
         if self.normalisation is not None:
@@ -149,6 +152,7 @@ class Card:
                 input_shape=tuple(shape),
                 normalisation=None if normalisation is None else Normalisation.of(normalisation),
                 thresholds={float(share): value for share, value in thresholds.items()},
+                experts=tuple(json.loads(texts.get("experts", "[]"))),
                 notes=json.loads(texts.get("notes", "{}")),
             )
             card._check()
@@ -173,15 +177,19 @@ class Card:
             number = type(value) in (int, float) and math.isfinite(value)
             if not number or not 0 < share < 1:
                 raise UserError(f"threshold {value!r} for {share} false alarms: not a number")
+        if not all(isinstance(name, str) for name in self.experts):
+            raise UserError(f"experts {list(self.experts)}: not a list of names")
         if self.normalisation is not None:
             self.normalisation.check_shape(shape)
 
-    def check_graph(self, inputs: Mapping[str, Sequence[Any]], probs: Sequence[Any]) -> None:
+    def check_graph(
+        self, inputs: Mapping[str, Sequence[Any]], outputs: Mapping[str, Sequence[Any]]
+    ) -> None:
         """Raise if it does not describe a graph.
 
         Args:
             inputs: the shapes of the graph's inputs by name, with names in place of free sizes.
-            probs: the shape of its output `probs`.
+            outputs: the same of its outputs.
         """
         shapes = {name: tuple(shape) for name, shape in inputs.items()}
         fits = [
@@ -193,10 +201,13 @@ class Card:
         ]
         if fits != [True]:
             raise UserError(f"input_shape {self.input_shape}: the graph reads {shapes}")
-        if len(probs) != 2 or (type(probs[1]) is int and probs[1] != len(self.class_names)):
-            raise UserError(
-                f"{len(self.class_names)} class_names: the graph returns probs of shape {probs}"
-            )
+        widths = {"probs": ("class_names", self.class_names)}
+        if self.experts or "contributions" in outputs:
+            widths["contributions"] = ("experts", self.experts)
+        for output, (name, names) in widths.items():
+            shape = outputs.get(output, ())
+            if len(shape) != 2 or (type(shape[1]) is int and shape[1] != len(names)):
+                raise UserError(f"{len(names)} {name}: the graph returns {output} of shape {shape}")
 
     def threshold(self, false_alarms: float, where: str = "the model") -> float | None:
         """The threshold for a share of false alarms; None if the model has no thresholds."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from density_softmax.errors import UserError
+from density_softmax.serve.answer import Answer, Floats
 from density_softmax.serve.card import Card
-
-Floats = NDArray[np.float32]
 
 # Of the inputs that an exported graph may have.
 DTYPES = {
@@ -44,14 +43,6 @@ EXTERNAL_DATA, DATA_LOCATION = 13, 14
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 
-class Answer(NamedTuple):
-    """A model's answer to a batch, as arrays; the fields are those of `Prediction`."""
-
-    probs: Floats
-    aleatoric: Floats
-    epistemic: Floats
-
-
 @final
 class Predictor:
     """An exported model, which runs without torch. Several threads may call it at once.
@@ -74,6 +65,7 @@ class Predictor:
         texts = self._session.get_modelmeta().custom_metadata_map
         self.card = Card.from_strings(texts, str(path))
         self._input = self._checked_input()
+        self._outputs = [*Answer._fields, *["contributions"] * bool(self.card.experts)]
 
     def __repr__(self) -> str:
         names, thresholds = self.class_names, self.card.thresholds
@@ -100,16 +92,21 @@ class Predictor:
         """
         batch = self._checked(self._array(x))
         if len(batch) == 0:
-            empty = np.zeros(0, np.float32)
-            return Answer(np.zeros((0, len(self.class_names)), np.float32), empty, empty)
-        answer = Answer(*self._session.run(list(Answer._fields), {self._input.name: batch}))
-        shapes = tuple(values.shape for values in answer)
-        if shapes != ((len(batch), len(self.class_names)), (len(batch),), (len(batch),)):
+            outputs = [np.zeros(shape, np.float32) for shape in self._shapes(0)]
+        else:
+            outputs = self._session.run(self._outputs, {self._input.name: batch})
+        if (found := [each.shape for each in outputs]) != self._shapes(len(batch)):
             raise UserError(
                 f"{self.path}: its card does not fit: {len(self.class_names)} class_names, but "
-                f"the graph returned {shapes} for {len(batch)} inputs; export it again"
+                f"the graph returned {tuple(found)} for {len(batch)} inputs; export it again"
             )
-        return answer
+        by_name = dict(zip(self._outputs, outputs, strict=True))
+        return Answer.of(by_name, self.card.experts)
+
+    def _shapes(self, size: int) -> list[tuple[int, ...]]:
+        """Those of the outputs for a batch of this size."""
+        shapes: list[tuple[int, ...]] = [(size, len(self.class_names)), (size,), (size,)]
+        return [*shapes, (size, len(self.card.experts))] if self.card.experts else shapes
 
     def prepare(self, raw: Any) -> Floats:
         """Raw inputs as the network reads them.
@@ -161,7 +158,7 @@ class Predictor:
         try:
             if missing := [name for name in Answer._fields if name not in shapes]:
                 raise UserError(f"the graph has no output {missing[0]}")
-            self.card.check_graph({each.name: each.shape for each in inputs}, shapes["probs"])
+            self.card.check_graph({each.name: each.shape for each in inputs}, shapes)
             if inputs[0].type not in DTYPES:
                 raise UserError(f"the graph reads {inputs[0].type}, not {', '.join(DTYPES)}")
         except UserError as error:

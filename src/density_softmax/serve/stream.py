@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from density_softmax.errors import UserError
+from density_softmax.serve.answer import Answer
 from density_softmax.serve.card import Card
 from density_softmax.serve.inputs import Chunk, read_chunks
 from density_softmax.serve.outputs import Flag, Record, open_output
-from density_softmax.serve.predictor import Answer
 
 
 class Served(Protocol):
@@ -100,16 +100,18 @@ def _answer(model: Served, x: NDArray[np.float32], readable: NDArray[np.bool_]) 
     """The model's answers to readable rows; a graph that reads integers cannot be given NaN."""
     if readable.all():
         return model.predict(x)
-    size, classes = len(x), len(model.card.class_names)
-    answer = Answer(
-        np.full((size, classes), 1 / classes, np.float32),
-        np.full(size, math.log(classes), np.float32),
-        np.full(size, math.inf, np.float32),
-    )
+    size, classes, experts = len(x), len(model.card.class_names), model.card.experts
+    outputs = {
+        "probs": np.full((size, classes), 1 / classes, np.float32),
+        "aleatoric": np.full(size, math.log(classes), np.float32),
+        "epistemic": np.full(size, math.inf, np.float32),
+    }
+    if experts:
+        outputs["contributions"] = np.full((size, len(experts)), math.inf, np.float32)
     if readable.any():
-        for values, served in zip(answer, model.predict(x[readable]), strict=True):
-            values[readable] = served
-    return answer
+        for name, served in model.predict(x[readable]).outputs().items():
+            outputs[name][readable] = served
+    return Answer.of(outputs, experts)
 
 
 def _record(

@@ -27,11 +27,12 @@ class Density(nn.Module, ABC):
 
     Attributes:
         class_aware: whether it tells the classes apart.
-        num_experts: how many numbers `experts` gives for a sample.
+        expert_names: of the numbers that `experts` gives for a sample; empty for a density that
+            gives one, which has the name of the density.
     """
 
     class_aware: ClassVar[bool] = False
-    num_experts: ClassVar[int] = 1
+    expert_names: ClassVar[tuple[str, ...]] = ("",)
 
     def log_prob(self, z: Tensor) -> Tensor:
         """log p(z; α), (batch,), in float32 or more whatever the network computes in."""

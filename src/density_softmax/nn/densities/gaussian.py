@@ -20,8 +20,8 @@ from density_softmax.types import Batch
 # Features with a smaller norm have no direction.
 SMALLEST_NORM = 1e-12
 # The most that W m may be for W(z − m) to be computed as W z − W m: what float32 rounds then stays
-# below a thousandth of a standard deviation.
-LARGEST_OFFSET = 2.0**10
+# below a ten-thousandth of a standard deviation.
+LARGEST_OFFSET = 2.0**7
 # Shrinkages to choose from, besides none; the first is the least that float32 can use.
 SHRINKAGES = tuple(2.0**-exponent for exponent in range(23, -1, -1))
 
@@ -80,14 +80,14 @@ class WhitenedDensity(ClosedFormDensity, ABC):
         self.register_buffer("spectrum", torch.ones(num_features))
         self.register_buffer("shrinkage", torch.zeros(()))
         self.register_buffer("log_height", log_height(self.whitening))
-        self._affine = Derived(_affine)
+        self._offset = Derived(_offset)
 
     def whitened(self, z: Tensor) -> Tensor:
         """W(z − m), (batch, features), in one operation where float32 allows it."""
-        affine = self._affine(self.center, self.whitening)
-        if affine is None:
+        offset = self._offset(self.center, self.whitening)
+        if offset is None:
             return F.linear(z - self.center, self.whitening)
-        return torch.addmm(affine[0], z, affine[1])
+        return F.linear(z, self.whitening, offset)
 
     def stages(self) -> tuple[Stage, ...]:
         """One pass over training features for Σ, one over held-out features for s."""
@@ -163,13 +163,13 @@ def directions(z: Tensor) -> Tensor:
     return z / torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
 
 
-def _affine(center: Tensor, whitening: Tensor) -> tuple[Tensor, Tensor] | None:
-    """−W m and Wᵀ, unless the first is so large that W z − W m would cancel."""
+def _offset(center: Tensor, whitening: Tensor) -> Tensor | None:
+    """−W m, unless it is so large that W z − W m would cancel."""
     if torch.compiler.is_compiling():  # no graph can decide by values
         return None
     offset = -(whitening.double() @ center.double())
     large = whitening.dtype == torch.float32 and offset.abs().max() > LARGEST_OFFSET
-    return None if large else (offset.to(whitening.dtype), whitening.T)
+    return None if large else offset.to(whitening.dtype)
 
 
 def _shrunk(spectrum: Tensor, s: float) -> Tensor:
@@ -253,7 +253,7 @@ class ClassAwareDensity(WhitenedDensity):
     """
 
     class_aware = True
-    num_experts = 2
+    expert_names = ("nearest", "relative")
     mean: Tensor
     share: Tensor
     location: Tensor
@@ -282,7 +282,7 @@ class ClassAwareDensity(WhitenedDensity):
         y = self.whitened(directions(z))
         turned, rest = y[:, : self.num_turned], y[:, self.num_turned :]
         nearest = F.linear(turned, self.location, self.intercept).argmax(-1)
-        return turned - self.location.index_select(0, nearest), rest, turned
+        return turned - F.embedding(nearest, self.location), rest, turned
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """What counts in the density of the nearest class, and in the ratio."""

@@ -27,10 +27,12 @@ class Evidence(NamedTuple):
     Attributes:
         log_prob: what the scale reads, (batch,), lower = less typical.
         surprise: what is reported as epistemic uncertainty, (batch,), higher = less typical.
+        contributions: what each expert adds to the surprise, (batch, experts).
     """
 
     log_prob: Tensor
     surprise: Tensor
+    contributions: Tensor
 
 
 @final
@@ -55,6 +57,9 @@ class Typicality(nn.Module):
     Args:
         densities: by name, each with the columns of the features that it reads.
         energy: whether the energy is an expert.
+
+    Attributes:
+        names: of the experts, such as `layers`, `last`, `classes/nearest` and `energy`.
     """
 
     center: Tensor
@@ -71,11 +76,15 @@ class Typicality(nn.Module):
         self.energy = energy
         built = [density for density, _ in densities.values()]
         self.class_aware = any(density.class_aware for density in built)
-        aware, summed = [], []
-        for density in built:
-            aware += [density.class_aware] * density.num_experts
-            summed += [True] + [False] * (density.num_experts - 1)
-        self.num_experts = len(aware) + energy
+        aware, summed, names = [], [], []
+        for name, (density, _) in densities.items():
+            own = density.expert_names
+            names += [f"{name}/{part}" if part else name for part in own]
+            aware += [density.class_aware] * len(own)
+            summed += [True] + [False] * (len(own) - 1)
+        self.names = (*names, *["energy"] * energy)
+        self.num_experts = len(self.names)
+        self._quadratic = all(isinstance(density, WhitenedDensity) for density in built)
         self._joined = Derived(_joined)
         self._aware = torch.tensor(aware + [True] * energy)
         self._summed = torch.tensor(summed + [not self.class_aware] * energy)
@@ -93,7 +102,7 @@ class Typicality(nn.Module):
 
     def experts(self, features: Tensor, logits: Tensor) -> Tensor:
         """ℓ_i of each sample, (batch, experts)."""
-        found = [self._sums_of_squares(features)] if self._whitened else self._each(features)
+        found = [self._sums_of_squares(features)] if self._quadratic else self._each(features)
         if self.energy:
             found.append(logits.logsumexp(-1, keepdim=True))
         return torch.cat(found, dim=-1) if len(found) > 1 else found[0]
@@ -107,17 +116,12 @@ class Typicality(nn.Module):
         weights: list[Tensor] = []
         with full_precision(features):
             z = at_least_float32(features)
-            for density, columns in zip(self._whitened, self.columns, strict=True):
+            for _, density, columns in self.readers():
+                assert isinstance(density, WhitenedDensity)
                 roots += density.roots(in_columns(z, columns))
                 weights += density.weights()
             gather, height = self._joined(*weights)
             return torch.addmm(height, torch.cat(roots, dim=-1).square(), gather)
-
-    @property
-    def _whitened(self) -> list[WhitenedDensity]:
-        """The densities, if all of them are sums of squares."""
-        found = [d for d in self.densities.values() if isinstance(d, WhitenedDensity)]
-        return found if len(found) == len(self.densities) else []
 
     def readers(self) -> Iterator[tuple[str, Density, slice]]:
         """Names, densities and the columns that they read."""
@@ -132,12 +136,15 @@ class Typicality(nn.Module):
     def combined(self, experts: Tensor) -> Evidence:
         """From (batch, experts) to two sums of (batch,)."""
         if self.num_experts == 1:
-            return Evidence(experts[:, 0], -experts[:, 0])
+            return Evidence(experts[:, 0], -experts[:, 0], -experts)
         with full_precision(experts):
-            log_prob = (experts - self.center) @ self.weight
             if not self.class_aware:
-                return Evidence(log_prob, -log_prob)
-            return Evidence(log_prob, F.softplus((self.onset - experts) / self.width).sum(-1))
+                parts = (self.center - experts) * self.weight
+                surprise = parts.sum(-1)
+                return Evidence(-surprise, surprise, parts)
+            log_prob = (experts - self.center) @ self.weight
+            parts = F.softplus((self.onset - experts) / self.width)
+            return Evidence(log_prob, parts.sum(-1), parts)
 
     def fit(self, experts: Tensor) -> None:
         """The constants of both sums, from the experts of in-domain data, (samples, experts)."""
