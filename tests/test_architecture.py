@@ -24,8 +24,7 @@ LAYERS = (
     ("recipes",),
     ("runs",),
     ("report",),
-    ("abstaining",),
-    ("benchmark", "posthoc", "comparison", "estimator", "scaled", "deploy"),
+    ("benchmark", "posthoc", "comparison", "estimators", "deploy"),
     ("grid",),
     ("cli", "__main__"),
 )

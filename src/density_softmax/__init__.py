@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from density_softmax.deploy.export import export as export
     from density_softmax.engine.fit import fit as fit
     from density_softmax.engine.runtime import EngineConfig as EngineConfig
-    from density_softmax.estimator import DensitySoftmaxClassifier as DensitySoftmaxClassifier
+    from density_softmax.estimators.network import (
+        DensitySoftmaxClassifier as DensitySoftmaxClassifier,
+    )
+    from density_softmax.estimators.scaled import DensityScaledClassifier as DensityScaledClassifier
     from density_softmax.methods import load as load
     from density_softmax.methods.density_softmax import DensitySoftmax as DensitySoftmax
     from density_softmax.nn.backbones.headless import Headless as Headless
     from density_softmax.posthoc import attach as attach
     from density_softmax.report.comparison import Comparison as Comparison
-    from density_softmax.scaled import DensityScaledClassifier as DensityScaledClassifier
     from density_softmax.serve.predictor import Predictor as Predictor
     from density_softmax.types import Prediction as Prediction
 

@@ -17,17 +17,17 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from density_softmax.abstaining import (
+from density_softmax.config import from_dict
+from density_softmax.data.sources import Indices
+from density_softmax.engine import EngineConfig, fit
+from density_softmax.errors import UserError
+from density_softmax.estimators.abstaining import (
     AbstainingClassifier,
     Floats,
     divided,
     drawn_seed,
     number,
 )
-from density_softmax.config import from_dict
-from density_softmax.data.sources import Indices
-from density_softmax.engine import EngineConfig, fit
-from density_softmax.errors import UserError
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.densities import DensityConfig, GaussianMixtureDensity

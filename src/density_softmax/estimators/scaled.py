@@ -15,9 +15,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from density_softmax.abstaining import AbstainingClassifier, Floats, divided, drawn_seed
 from density_softmax.data.sources import Indices
 from density_softmax.errors import UserError
+from density_softmax.estimators.abstaining import AbstainingClassifier, Floats, divided, drawn_seed
 from density_softmax.nn.densities import ClassAwareDensity, Density, GaussianDensity
 from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.nn.softmax.typicality import Typicality

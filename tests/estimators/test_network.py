@@ -22,7 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from density_softmax import DensitySoftmaxClassifier
 from density_softmax.data.sources import hold_out_by_class
 from density_softmax.errors import CalibrationWarning, UserError
-from density_softmax.estimator import MOST_COPIES, _copies
+from density_softmax.estimators.network import MOST_COPIES, _copies
 from density_softmax.nn.densities import GaussianMixtureDensity, TiedMixtureDensity
 
 
