@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from density_softmax.engine.calibration import (
 from density_softmax.engine.fit import inspected
 from density_softmax.engine.passes import rows_at_once
 from density_softmax.engine.progress import Bars
+from density_softmax.engine.unfinished import remove_files
 from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.methods.density_softmax import DensitySoftmax
@@ -53,6 +55,7 @@ def attach(
     method: str | MethodConfig = DEFAULT,
     seed: int = 0,
     engine: EngineConfig | None = None,
+    directory: str | Path | None = None,
     progress: bool = True,
 ) -> Method:
     """Density-Softmax around a trained model, without back-propagation through it.
@@ -81,7 +84,10 @@ def attach(
             detail, `layers` included. These must not train the network: `descent` is None, of
             Density-Softmax `representation`.
         seed: decides every random draw.
-        engine: devices, processes and precision.
+        engine: devices, processes, precision, and how many inputs are computed at a time.
+        directory: for large data, where features are kept while they are computed: those above
+            `engine.feature_memory` are mapped files, and a killed call continues when it is made
+            again. The files are removed at the end.
         progress: draw progress bars, and print NLL and ECE before and after.
     """
     posthoc_config(method, layers or ())  # refused before the data are read
@@ -92,6 +98,7 @@ def attach(
     with seeded(seed, example.device):
         attached = around(encoder, config, example)
     options: dict[str, Any] = {"seed": seed, "engine": engine, "progress": progress}
+    options["directory"] = None if directory is None else Path(directory)
     fit_calibrated(attached, encoder, sources, layers=layers_of(config) or (), **options)
     return attached
 
@@ -208,6 +215,7 @@ def fit_calibrated(
     layers: Sequence[str] = (),
     seed: int = 0,
     engine: EngineConfig | None = None,
+    directory: Path | None = None,
     progress: bool = True,
 ) -> None:
     """Judge the data, fit a method around a trained network, and measure what that changed.
@@ -221,6 +229,7 @@ def fit_calibrated(
         layers: names of the layers that the method reads, for the record.
         seed: decides every random draw.
         engine: devices, processes and precision.
+        directory: where features are kept while they are computed.
         progress: draw progress bars, and print what was measured.
     """
     engine = engine or EngineConfig()
@@ -229,7 +238,12 @@ def fit_calibrated(
     fabric.to_device(method)
     with Bars(shown) as bars:
         read = partial(read_rows, fabric, method, logits=encoder.logits, config=engine, bars=bars)
-        rows = {split: read(source=s, name=f"features {split}") for split, s in sources.items()}
+        rows = {
+            split: read(
+                source=s, name=f"features {split}", directory=directory and directory / split
+            )
+            for split, s in sources.items()
+        }
     weaknesses = judge(rows, method.num_classes)
     for weakness in weaknesses:
         warnings.warn(weakness, CalibrationWarning, stacklevel=3)
@@ -250,6 +264,9 @@ def fit_calibrated(
         warnings=tuple(weaknesses),
         **_measured(method, heldout, seed, rows_at_once(engine)),
     )
+    if directory is not None:
+        for split in sources:
+            remove_files(directory / split)
     if shown:
         found = "\n".join([method.calibration.read(), f"  {method.calibration.change()}"])
         print(f"attached to {found}")

@@ -302,7 +302,9 @@ def predict(
     false_alarms: Annotated[
         float, typer.Option(help="Share of known inputs flagged as `out`: 0.01, 0.05 or 0.1.")
     ] = 0.05,
-    batch_size: Annotated[int, typer.Option(min=1, help="Inputs in memory at once.")] = 64,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Inputs in memory at once; chosen if not given.")
+    ] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 takes all.")] = 0,
 ) -> None:
     """Label every input, with confidence, uncertainty and whether it is in or out of the domain.

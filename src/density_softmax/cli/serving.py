@@ -64,7 +64,12 @@ def _price(change: Change) -> Table:
 
 
 def run_predict(
-    model: Path, path: Path, out: Path | None, false_alarms: float, batch_size: int, threads: int
+    model: Path,
+    path: Path,
+    out: Path | None,
+    false_alarms: float,
+    batch_size: int | None,
+    threads: int,
 ) -> None:
     """Predict for every input; progress and summary go to the standard error.
 
@@ -73,7 +78,7 @@ def run_predict(
         path: an image folder, an .npz or a .csv file.
         out: a .csv, .jsonl or .parquet file; None prints CSV.
         false_alarms: share of known inputs that may be flagged.
-        batch_size: inputs in memory at once.
+        batch_size: inputs in memory at once; None lets the model choose.
         threads: CPU threads; 0 takes all.
     """
     console = Terminal(stderr=True)

@@ -33,6 +33,8 @@ from density_softmax.engine.progress import Bars
 from density_softmax.errors import UserError
 from density_softmax.files import write_bytes
 from density_softmax.methods.base import Method
+from density_softmax.nn.batches import widest_layer
+from density_softmax.nn.execution import as_batch
 from density_softmax.runs.run import Run
 from density_softmax.serve.answer import Answer
 from density_softmax.serve.card import Card, Normalisation, thresholds_of
@@ -216,6 +218,8 @@ def _card(
     prepared = Normalisation.of(normalisation) if normalisation else None
     if prepared is not None:
         prepared.check_shape(tuple(input_shape))
+    weight = next(model.parameters())
+    zeros = torch.zeros(2, *input_shape, dtype=model.example_dtype or weight.dtype)
     return Card(
         version=__version__,
         method=model.config.kind,
@@ -223,6 +227,7 @@ def _card(
         input_shape=tuple(input_shape),
         normalisation=prepared,
         experts=model.experts,
+        bytes_per_input=widest_layer(model, as_batch(zeros, weight, None, zeros.dtype)),
     )
 
 

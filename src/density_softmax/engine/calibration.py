@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from density_softmax.engine.passes import chosen_batch_size, collect, num_batches
 from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import EngineConfig
+from density_softmax.engine.unfinished import unfinished_pass
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.metrics.scoring import accuracy, ece, nll
@@ -46,6 +48,7 @@ def read_rows(
     config: EngineConfig,
     bars: Bars,
     name: str,
+    directory: Path | None = None,
 ) -> Values:
     """All that is needed of a data set, from one pass through the network; a row per sample.
 
@@ -57,6 +60,7 @@ def read_rows(
         config: the batch size.
         bars: where progress is drawn.
         name: what the progress bar is called.
+        directory: where rows are noted, so that a killed pass continues.
 
     Returns:
         `z` and `y`; `label`, the network's answer; `digest`, `level` and `size` of the input: 64
@@ -76,7 +80,11 @@ def read_rows(
         found = {"z": z, "y": batch.y, "label": logits(z).argmax(-1)}
         return found | {"digest": digests(x).to(x.device), "level": level, "size": size}
 
-    return collect(fabric, source, rows, size, tick=bar.advance)
+    where = directory and directory / f"process{fabric.global_rank}"
+    kept = unfinished_pass(where, config.checkpoint_seconds, fabric, method, source, size)
+    memory = config.feature_memory * 2**20
+    options: dict[str, Any] = {"tick": bar.advance, "directory": where, "memory": memory}
+    return collect(fabric, source, rows, size, unfinished=kept, **options)
 
 
 def digests(x: Tensor | Inputs) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from density_softmax.engine.runtime import EngineConfig, derive_seed
+from density_softmax.engine.unfinished import UnfinishedPass
 from density_softmax.methods.base import Method
 from density_softmax.nn.execution import seeded
 from density_softmax.serve.batches import ROWS
@@ -134,6 +135,7 @@ def collect(
     tick: Tick = lambda: None,
     directory: Path | None = None,
     memory: int | None = None,
+    unfinished: UnfinishedPass | None = None,
 ) -> dict[str, Tensor]:
     """What a function returns for every sample, in order, complete on every process.
 
@@ -145,15 +147,29 @@ def collect(
         tick: called after each batch.
         directory: where arrays of more than `memory` bytes become mapped files.
         memory: bytes; None keeps every array in memory.
+        unfinished: where rows are noted, and found again by a pass that continues.
     """
     rows: dict[str, Tensor] = {}
-    for part, values in _pass(fabric, source, function, batch_size):
+    parts, done = _parts(fabric, source, batch_size), 0
+
+    def fill(some: Sequence[Part], values: Values) -> None:
+        # A part without weight repeats samples of another process.
+        indices = [index for part in some if part.weight for index in part.indices]
         for name, value in values.items():
             if name not in rows:
                 rows[name] = _allocate(name, len(source), value, directory, memory)
-            if part.weight:
-                rows[name][part.indices] = value.cpu()
-        tick()
+            if indices:
+                rows[name][indices] = value.cpu()
+        for _ in some:
+            tick()
+
+    for until, known in unfinished.known() if unfinished else ():
+        fill(parts[done:until], known)
+        done = until
+    for part, values in _pass(fabric, source, function, parts[done:]):
+        fill([part], values)
+        if unfinished:
+            unfinished.add(values if part.weight else {n: v[:0] for n, v in values.items()})
     for array in rows.values():
         _exchange(fabric, array)
     return rows
@@ -177,7 +193,7 @@ def total(
         tick: called after each batch.
     """
     sums: dict[str, Tensor] = {}
-    for part, values in _pass(fabric, source, function, batch_size):
+    for part, values in _pass(fabric, source, function, _parts(fabric, source, batch_size)):
         counted = 1 if part.weight else 0
         for name, value in values.items():
             sums[name] = sums[name] + counted * value if name in sums else counted * value
@@ -185,12 +201,16 @@ def total(
     return {name: all_reduce(fabric, value) for name, value in sums.items()}
 
 
-def _pass(
-    fabric: Fabric, source: Source, function: Function, batch_size: int
-) -> Iterator[tuple[Part, Values]]:
-    """Every part this process reads, in order, with what `function` says of it."""
+def _parts(fabric: Fabric, source: Source, batch_size: int) -> list[Part]:
+    """Every part this process reads, in order."""
     steps = share(range(len(source)), batch_size, fabric.global_rank, fabric.world_size)
-    parts = [part for (part,) in steps]
+    return [part for (part,) in steps]
+
+
+def _pass(
+    fabric: Fabric, source: Source, function: Function, parts: Sequence[Part]
+) -> Iterator[tuple[Part, Values]]:
+    """Some parts of the samples, in order, with what `function` says of each."""
     batches = source.read([part.indices for part in parts], fabric.device)
     with torch.no_grad(), fabric.autocast():
         for part, batch in zip(parts, batches, strict=True):

@@ -16,6 +16,8 @@ SHARE = 0.5
 ACCELERATED = 2**30
 # Below, weights are read too often; above, nothing is gained.
 SMALLEST, LARGEST = 8, 512
+# Of a network that is not known.
+UNKNOWN = 64
 # Features are rows of a few kilobytes.
 ROWS = 4096
 

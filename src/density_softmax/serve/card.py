@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from density_softmax.errors import UserError
+from density_softmax.serve.batches import UNKNOWN
+from density_softmax.serve.batches import batch_size as chosen
 
 # Shares of in-domain inputs that may be flagged as unknown; a card has a threshold for each.
 FALSE_ALARMS = (0.01, 0.05, 0.1)
@@ -108,6 +110,7 @@ class Card:
             counts as unknown; empty without held-out data.
         notes: results of the checks at export.
         experts: names of the columns of `contributions`; empty if the graph has none.
+        bytes_per_input: what the widest layer reads and writes for one input; 0 if unknown.
     """
 
     version: str
@@ -118,6 +121,12 @@ class Card:
     thresholds: Mapping[float, float] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
     experts: tuple[str, ...] = ()
+    bytes_per_input: float = 0.0
+
+    @property
+    def batch_size(self) -> int:
+        """How many inputs to compute at a time."""
+        return chosen(self.bytes_per_input) if self.bytes_per_input else UNKNOWN
 
     def to_strings(self) -> dict[str, str]:
         """As strings for the metadata of a file; all but version and method are JSON."""
@@ -126,6 +135,7 @@ class Card:
             "input_shape": self.input_shape,
             "thresholds": {str(share): value for share, value in self.thresholds.items()},
             "experts": self.experts,
+            "bytes_per_input": self.bytes_per_input,
             "notes": dict(self.notes),
         }
         if self.normalisation is not None:
@@ -154,6 +164,7 @@ class Card:
                 thresholds={float(share): value for share, value in thresholds.items()},
                 experts=tuple(json.loads(texts.get("experts", "[]"))),
                 notes=json.loads(texts.get("notes", "{}")),
+                bytes_per_input=json.loads(texts.get("bytes_per_input", "0.0")),
             )
             card._check()
         except UserError as error:
@@ -179,6 +190,9 @@ class Card:
                 raise UserError(f"threshold {value!r} for {share} false alarms: not a number")
         if not all(isinstance(name, str) for name in self.experts):
             raise UserError(f"experts {list(self.experts)}: not a list of names")
+        size = self.bytes_per_input
+        if type(size) not in (int, float) or not 0 <= size < math.inf:
+            raise UserError(f"bytes_per_input {size!r}: not a number")
         if self.normalisation is not None:
             self.normalisation.check_shape(shape)
 

@@ -53,7 +53,7 @@ def predict_stream(
     out: Path | None,
     *,
     false_alarms: float = 0.05,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int = 1,
     report: Callable[[Throughput], None] = lambda throughput: None,
 ) -> Throughput:
@@ -64,14 +64,14 @@ def predict_stream(
         path: a folder of images, an image, an .npz or a .csv file.
         out: the file to write; None is CSV to the standard output.
         false_alarms: share of in-domain inputs that may be flagged as `out`.
-        batch_size: inputs in memory at a time.
+        batch_size: inputs in memory at a time; by default as many as are computed at a time.
         workers: threads that decode images.
         report: called after each batch.
     """
     if out is not None and out.exists() and path.exists() and out.samefile(path):
         raise UserError(f"--out {out}: is the input, which it would replace; choose another name")
     threshold = model.card.threshold(false_alarms)
-    chunks = read_chunks(path, model.card, batch_size, workers)
+    chunks = read_chunks(path, model.card, batch_size or model.card.batch_size, workers)
     flags: Counter[str] = Counter()
     began, found = perf_counter(), Throughput(0.0, flags)
     with open_output(out) as write:
