@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ from density_softmax.recipes.attach import closed_form
 from density_softmax.runs.rows import write_rows
 from density_softmax.serve.stream import predict_stream
 from density_softmax.types import Row
-from timing import EAGER, ONNX, as_if_fitted, export_all, exported_calls, take_turns
+from timing import EAGER, ONNX, Calls, as_if_fitted, export_all, exported_calls, take_turns
 
 SMALL, LARGE = (3, 32, 32), (3, 224, 224)
 NETWORKS: dict[str, tuple[BackboneConfig, tuple[int, ...], int, tuple[str, ...]]] = {
@@ -94,8 +95,10 @@ def latencies(args: argparse.Namespace) -> list[Row]:
         methods: dict[str, Method] = {NETWORK: plain, OURS: ours}
         methods = {kind: as_if_fitted(method).eval() for kind, method in methods.items()}
         served = exported_calls(export_all(methods, x, args.threads, name), x[:1])
-        eager = {f"{EAGER}/{NETWORK}": partial(network, x[:1])}
-        eager[f"{EAGER}/{OURS}"] = partial(ours.predict, x[:1])
+        eager: Calls = {
+            f"{EAGER}/{NETWORK}": partial(network, x[:1]),
+            f"{EAGER}/{OURS}": partial(ours.predict, x[:1]),
+        }
         found = take_turns([eager, served], args.seconds, name)
         for form in (EAGER, ONNX):
             own, base = f"{form}/{OURS}", f"{form}/{NETWORK}"
@@ -168,7 +171,7 @@ class Work:
     def attach(self, size: str) -> Method:
         """`ds.attach` with the layers that it reads by default."""
         layers = NETWORKS["resnet20"][3]
-        options = {"layers": layers, "engine": engine(size), "progress": False}
+        options: dict[str, Any] = {"layers": layers, "engine": engine(size), "progress": False}
         return ds.attach(self.network, train=self.train, calibration=self.held, **options)
 
     def fit(self, size: str) -> None:
@@ -191,7 +194,7 @@ class Work:
     def compare(self, size: str) -> None:
         """`ds.compare` with the two simplest rivals."""
         sets = {"train": self.train, "calibration": self.held, "test": self.held}
-        options = {"methods": ["energy"], "engine": engine(size), "progress": False}
+        options: dict[str, Any] = {"methods": ["energy"], "engine": engine(size), "progress": False}
         ds.compare(self.network, **sets, num_resamples=2, latency=False, **options)
 
     def stream(self, size: str) -> None:

@@ -232,7 +232,9 @@ class Classifier(nn.Module, ABC):
         return self._answer(_joined(parts))
 
     def _in_batches(self, x: Tensor | Inputs, size: int | None) -> Prediction:
-        if len(x) <= (size or SMALLEST) or len(x) <= (size := size or self.batch_size_for(x)):
+        if size is None:
+            size = SMALLEST if len(x) <= SMALLEST else self.batch_size_for(x)
+        if len(x) <= size:
             return self.guarded(x)
         return _joined([self.guarded(x[i : i + size]) for i in range(0, len(x), size)])
 
