@@ -189,6 +189,8 @@ class Estimate:
         on: `features` reads the encoder's cached outputs in place of inputs.
         split: which data it reads.
         limit: how many samples at most, drawn at random by the run's seed; null reads all.
+        mergeable: whether `finish` may be called again with these sums plus those of more data:
+            they depend on nothing that another stage estimates. Such sums are kept.
         settings: the configs and values, by name, that the result depends on besides data,
             encoder, seed and `modules`. Null: the whole config of the method.
         modules: the attributes of the method that it reads or changes; empty means all of them.
@@ -202,6 +204,7 @@ class Estimate:
     on: Literal["inputs", "features"] = "inputs"
     split: Literal["train", "heldout"] = "train"
     limit: int | None = None
+    mergeable: bool = False
     settings: Mapping[str, object] | None = None
     modules: tuple[str, ...] = ()
 

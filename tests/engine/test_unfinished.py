@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from interruption import Killed
 from torch import nn
 
 import density_softmax as ds
 from density_softmax.engine import EngineConfig
+from interruption import Killed
 
 OFTEN = EngineConfig(accelerator="cpu", predict_batch_size=10, checkpoint_seconds=0)
 

@@ -1,8 +1,9 @@
-"""What a network needs for one input, to choose how many it computes at a time."""
+"""Batches as they are computed: how many inputs, bad rows among them, and several as one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from density_softmax.nn.execution import evaluating, seeded
 from density_softmax.nn.taps import CallRecorder
-from density_softmax.types import Inputs, tensors_of
+from density_softmax.types import Inputs, Prediction, tensors_of
 
 
 @torch.no_grad()
@@ -41,3 +42,60 @@ def _bytes_of(value: Any) -> int:
     if isinstance(value, Mapping):
         value = list(value.values())
     return sum(map(_bytes_of, value)) if isinstance(value, list | tuple) else 0
+
+
+def on_cpu(found: Prediction) -> Prediction:
+    """A prediction, with its contributions, on the CPU.
+
+    Args:
+        found: on any device.
+    """
+    contributions = found.contributions
+    return Prediction(*(field.cpu() for field in found)).made_of(
+        None if contributions is None else contributions.cpu()
+    )
+
+
+def joined(parts: Sequence[Prediction]) -> Prediction:
+    """The predictions of one batch after another as one.
+
+    Args:
+        parts: at least one.
+    """
+    fields = (torch.cat(each) for each in zip(*parts, strict=True))
+    contributions = [part.contributions for part in parts if part.contributions is not None]
+    return Prediction(*fields).made_of(torch.cat(contributions) if contributions else None)
+
+
+def surely_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all are finite, where that is known at once: not on a GPU, nor in a traced graph.
+
+    Args:
+        tensors: of any shapes.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    # A sum keeps what is no number, and one that overflows is looked at row by row.
+    return all(
+        each.device.type == "cpu" and math.isfinite(each.sum(dtype=torch.float32).item())
+        for each in tensors
+    )
+
+
+def without_bad_rows(x: Tensor | Inputs) -> tuple[Tensor, Any]:
+    """A number for each row, which is NaN unless the row is finite, and x with 0 in such rows.
+
+    Args:
+        x: inputs, (batch, ...).
+    """
+    # Few operations: 0 times a number is 0, and times anything else NaN, which a sum keeps.
+    zeros = [(part * 0).flatten(1).sum(1) for part in tensors_of(x)]
+    zero = zeros[0] if len(zeros) == 1 else torch.stack([z.float() for z in zeros]).sum(0)
+    return zero, _where(zero == 0, x)
+
+
+def _where(finite: Tensor, x: Tensor | Inputs) -> Any:
+    """The inputs, with 0 in rows that are not finite."""
+    if isinstance(x, Inputs):
+        return Inputs({name: _where(finite, each) for name, each in x.tensors.items()})
+    return x.where(finite.view(-1, *[1] * (x.ndim - 1)), 0)

@@ -5,22 +5,38 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from density_softmax.decide.explain import (
+    Explanation,
+    Part,
+    column_effects,
+    occlusion_maps,
+)
 from density_softmax.errors import UserError
-from density_softmax.nn.batches import widest_layer
+from density_softmax.nn.batches import (
+    joined,
+    on_cpu,
+    surely_finite,
+    widest_layer,
+    without_bad_rows,
+)
 from density_softmax.nn.execution import CallerLock, as_batch, evaluating, explained, seeded
 from density_softmax.serve.batches import SMALLEST
 from density_softmax.serve.batches import batch_size as chosen
 from density_softmax.types import Calibration, Inputs, Prediction, tensors_of, without_labels
 
 C = TypeVar("C", bound="Classifier")
+Floats = NDArray[np.float64]
 
 
 class Answer(Prediction):
@@ -71,6 +87,8 @@ class Classifier(nn.Module, ABC):
     Attributes:
         num_features: the width of the features.
         calibration: what `attach` measured; None if the model was trained in another way.
+        sums: by stage, the sums over the training data that `update` adds to, in float64 on the
+            CPU; none of a model that no `fit` of this process and no file gave them.
     """
 
     encoder: nn.Module
@@ -91,6 +109,7 @@ class Classifier(nn.Module, ABC):
         if example is not None:
             self.describe_inputs(example)
         self.calibration: Calibration | None = None
+        self.sums: dict[str, dict[str, Tensor]] = {}
         self._fitted = False
         self._lock = CallerLock()
         self._batch_sizes: dict[Any, int] = {}
@@ -130,7 +149,7 @@ class Classifier(nn.Module, ABC):
 
     def on_features(self: C) -> C:
         """A copy that reads features in place of inputs. It shares the encoder and nothing else."""
-        twin = copy.deepcopy(self, {id(self.encoder): self.encoder})
+        twin = copy.deepcopy(self, {id(each): each for each in (self.encoder, self.sums)})
         twin.features = lambda x: x  # type: ignore[method-assign]
         return twin
 
@@ -226,17 +245,17 @@ class Classifier(nn.Module, ABC):
 
         batches = track(loader, "predict", disable=not progress)
         predict = partial(self.predict, seed=seed, batch_size=batch_size)
-        parts = [_on_cpu(predict(without_labels(batch))) for batch in batches]
+        parts = [on_cpu(predict(without_labels(batch))) for batch in batches]
         if not parts:
             raise UserError("the DataLoader gives no batch: there is nothing to predict")
-        return self._answer(_joined(parts))
+        return self._answer(joined(parts))
 
     def _in_batches(self, x: Tensor | Inputs, size: int | None) -> Prediction:
         if size is None:
             size = SMALLEST if len(x) <= SMALLEST else self.batch_size_for(x)
         if len(x) <= size:
             return self.guarded(x)
-        return _joined([self.guarded(x[i : i + size]) for i in range(0, len(x), size)])
+        return joined([self.guarded(x[i : i + size]) for i in range(0, len(x), size)])
 
     def batch_size_for(self, x: Tensor | Inputs) -> int:
         """How many inputs like these to compute at a time; the first call runs the model once.
@@ -269,10 +288,10 @@ class Classifier(nn.Module, ABC):
 
     def guarded(self, x: Tensor | Inputs) -> Prediction:
         """`forward` with bad rows flagged: what `predict` serves and what is exported."""
-        clean = _surely_finite(tensors_of(x))
-        total, given = (0.0, x) if clean else _without_bad_rows(x)
+        clean = surely_finite(tensors_of(x))
+        total, given = (0.0, x) if clean else without_bad_rows(x)
         found = self(given)
-        if clean and _surely_finite(found):
+        if clean and surely_finite(found):
             return found
         probs, aleatoric, epistemic = found
         # An input so large that the density overflows is as unknown as one that is no number.
@@ -283,6 +302,80 @@ class Classifier(nn.Module, ABC):
         if found.contributions is None:
             return guarded
         return guarded.made_of(found.contributions.where(good[:, None], math.inf))
+
+    def parts(self, x: Tensor) -> tuple[Tensor, tuple[Part, ...]]:
+        """The epistemic uncertainty as a sum, (batch, parts), and what its parts are due to.
+
+        By default, in methods without experts, it is one part.
+        """
+        return self(x).epistemic[:, None], (Part(type(self).__name__, "", ""),)
+
+    @torch.no_grad()
+    def explain(
+        self,
+        x: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        reference: Any = None,
+        occlusion: bool = True,
+    ) -> Explanation:
+        """What makes each input strange: numbers that add up to its epistemic uncertainty.
+
+        They tell the expert, the layer and the channel. Of rows of numbers the columns are told
+        too, by Shapley values that add up to the difference from a reference row: a few passes for
+        each column. Of images a map tells where to cover them for less uncertainty: some hundred
+        passes for each image.
+
+        Args:
+            x: a batch of inputs, as `predict` takes it.
+            columns: their names, of a table; by default those of a data frame, or numbers.
+            reference: a typical row, (columns,); by default the most typical one of the
+                calibration data, which `attach` kept. Without one columns are not told.
+            occlusion: whether to make the maps of images.
+        """
+        epistemic = self.predict(x).epistemic
+        names = getattr(x, "columns", None) if columns is None else columns
+        several = self.example_inputs is not None
+        x = as_batch(x, next(self.parameters()), self.example_shape, self.example_dtype, several)
+        finite = epistemic.isfinite()
+        with self._lock, evaluating(self):
+            parts, whose = self.parts(_where(finite, x))
+        parts = parts.where(finite[:, None], math.inf)
+        found = Explanation(_array(epistemic), _array(parts), whose)
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return found
+        if x.ndim == 4 and occlusion:
+            maps = occlusion_maps(self._score, _array(x))
+            return replace(found, occlusion=maps, images=_array(x))
+        if reference is None and self.calibration is not None:
+            reference = self.calibration.reference or None
+        if x.ndim != 2 or reference is None:
+            return found
+        return self._with_columns(found, _array(x), names, np.asarray(reference, np.float64))
+
+    def _with_columns(
+        self, found: Explanation, x: Floats, names: Any, reference: Floats
+    ) -> Explanation:
+        if reference.shape != x.shape[1:]:
+            raise UserError(
+                f"reference of shape {reference.shape}: pass a row of {x.shape[1]} numbers"
+            )
+        named = tuple(map(str, range(len(reference)) if names is None else names))
+        if len(named) != len(reference):
+            raise UserError(f"{len(named)} names for {len(reference)} columns: name each of them")
+        effects = column_effects(self._score, x, reference)
+        base = float(self._score(reference[None])[0])
+        return replace(found, columns=effects, column_names=named, base=base)
+
+    def _score(self, x: NDArray[Any]) -> NDArray[Any]:
+        return self.predict(x, seed=0).epistemic.cpu().numpy()
+
+    def update(self, data: Any, *, calibration: Any = None, progress: bool = False) -> None:
+        """Merge more training data into the density: `density_softmax.update` of this model."""
+        import density_softmax
+
+        model: Any = self  # a Method, which stands above
+        density_softmax.update(model, data, calibration=calibration, progress=progress)
 
     def summary(self) -> str:
         """What the model is and, if `attach` made it, what that did to it, in a few lines."""
@@ -301,41 +394,5 @@ class Classifier(nn.Module, ABC):
         )
 
 
-def _on_cpu(found: Prediction) -> Prediction:
-    contributions = found.contributions
-    return Prediction(*(field.cpu() for field in found)).made_of(
-        None if contributions is None else contributions.cpu()
-    )
-
-
-def _joined(parts: Sequence[Prediction]) -> Prediction:
-    """The predictions of one batch after another as one."""
-    fields = (torch.cat(each) for each in zip(*parts, strict=True))
-    contributions = [part.contributions for part in parts if part.contributions is not None]
-    return Prediction(*fields).made_of(torch.cat(contributions) if contributions else None)
-
-
-def _surely_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all are finite, where that is known at once: not on a GPU, nor in a traced graph."""
-    if torch.compiler.is_compiling():
-        return False
-    # A sum keeps what is no number, and one that overflows is looked at row by row.
-    return all(
-        each.device.type == "cpu" and math.isfinite(each.sum(dtype=torch.float32).item())
-        for each in tensors
-    )
-
-
-def _without_bad_rows(x: Tensor | Inputs) -> tuple[Tensor, Any]:
-    """A number for each row, which is NaN unless the row is finite, and x with 0 in such rows."""
-    # Few operations: 0 times a number is 0, and times anything else NaN, which a sum keeps.
-    zeros = [(part * 0).flatten(1).sum(1) for part in tensors_of(x)]
-    zero = zeros[0] if len(zeros) == 1 else torch.stack([z.float() for z in zeros]).sum(0)
-    return zero, _where(zero == 0, x)
-
-
-def _where(finite: Tensor, x: Tensor | Inputs) -> Any:
-    """The inputs, with 0 in rows that are not finite."""
-    if isinstance(x, Inputs):
-        return Inputs({name: _where(finite, each) for name, each in x.tensors.items()})
-    return x.where(finite.view(-1, *[1] * (x.ndim - 1)), 0)
+def _array(values: Tensor) -> Floats:
+    return values.detach().double().cpu().numpy()
