@@ -91,11 +91,16 @@ def without_bad_rows(x: Tensor | Inputs) -> tuple[Tensor, Any]:
     # Few operations: 0 times a number is 0, and times anything else NaN, which a sum keeps.
     zeros = [(part * 0).flatten(1).sum(1) for part in tensors_of(x)]
     zero = zeros[0] if len(zeros) == 1 else torch.stack([z.float() for z in zeros]).sum(0)
-    return zero, _where(zero == 0, x)
+    return zero, in_finite_rows(zero == 0, x)
 
 
-def _where(finite: Tensor, x: Tensor | Inputs) -> Any:
-    """The inputs, with 0 in rows that are not finite."""
+def in_finite_rows(finite: Tensor, x: Tensor | Inputs) -> Any:
+    """The inputs, with 0 in rows that are not finite.
+
+    Args:
+        finite: which rows are, (batch,).
+        x: inputs, (batch, ...).
+    """
     if isinstance(x, Inputs):
-        return Inputs({name: _where(finite, each) for name, each in x.tensors.items()})
+        return Inputs({name: in_finite_rows(finite, each) for name, each in x.tensors.items()})
     return x.where(finite.view(-1, *[1] * (x.ndim - 1)), 0)

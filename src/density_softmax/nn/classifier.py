@@ -24,6 +24,7 @@ from density_softmax.decide.explain import (
 )
 from density_softmax.errors import UserError
 from density_softmax.nn.batches import (
+    in_finite_rows,
     joined,
     on_cpu,
     surely_finite,
@@ -339,7 +340,7 @@ class Classifier(nn.Module, ABC):
         x = as_batch(x, next(self.parameters()), self.example_shape, self.example_dtype, several)
         finite = epistemic.isfinite()
         with self._lock, evaluating(self):
-            parts, whose = self.parts(_where(finite, x))
+            parts, whose = self.parts(in_finite_rows(finite, x))
         parts = parts.where(finite[:, None], math.inf)
         found = Explanation(_array(epistemic), _array(parts), whose)
         if not isinstance(x, Tensor) or not x.is_floating_point():
