@@ -62,4 +62,4 @@ bench: setup ## run the benchmarks that need no downloaded data
 	$(BIN)/python benchmarks/corruption_speed.py
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) $(LOWEST) runs site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) runs site dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
