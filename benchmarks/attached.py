@@ -193,7 +193,7 @@ class Work:
 
     def compare(self, size: str) -> None:
         """`ds.compare` with the two simplest rivals."""
-        sets = {"train": self.train, "calibration": self.held, "test": self.held}
+        sets: dict[str, Any] = {"train": self.train, "calibration": self.held, "test": self.held}
         options: dict[str, Any] = {"methods": ["energy"], "engine": engine(size), "progress": False}
         ds.compare(self.network, **sets, num_resamples=2, latency=False, **options)
 
