@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.data.loaders import as_source
-from density_softmax.data.sources import ArraySource
+from density_softmax.data.sources import ArraySource, batches, halves
+from density_softmax.decide.conformal import Ranks
+from density_softmax.decide.policy import Policy
 from density_softmax.engine import EngineConfig, fit, start
 from density_softmax.engine.calibration import (
     cross_validate,
@@ -36,13 +38,10 @@ from density_softmax.nn.execution import seeded
 from density_softmax.nn.finding import NUM_PROBED, find_head, probe, shallow_layers
 from density_softmax.nn.softmax.head import Head
 from density_softmax.recipes.attach import closed_form
-from density_softmax.serve.card import thresholds_of
-from density_softmax.types import Calibration, Inputs, Source
+from density_softmax.types import NUM_DIGESTS, Calibration, Inputs, Source
 
 # What `attach` attaches if nothing else is asked for.
 DEFAULT = "density_softmax"
-# Quantiles of held-out uncertainty that are kept: typicality is told to a quarter of a percent.
-NUM_KNOTS = 401
 
 
 def attach(
@@ -53,6 +52,7 @@ def attach(
     head: str | None = None,
     layers: Sequence[str] | None = None,
     method: str | MethodConfig = DEFAULT,
+    policy: Mapping[str, Any] | None = None,
     seed: int = 0,
     engine: EngineConfig | None = None,
     directory: str | Path | None = None,
@@ -83,6 +83,9 @@ def attach(
         method: another post-hoc method by its name, such as "knn", or the settings of one in
             detail, `layers` included. These must not train the network: `descent` is None, of
             Density-Softmax `representation`.
+        policy: what to promise, as arguments of `Policy.fit`, such as {"coverage": 0.95}. Half of
+            the calibration samples then sets temperature and scale, and the other half fits
+            `policy` of the result: samples that did both would make promises too good.
         seed: decides every random draw.
         engine: devices, processes, precision, and how many inputs are computed at a time.
         directory: for large data, where features are kept while they are computed: those above
@@ -99,7 +102,12 @@ def attach(
         attached = around(encoder, config, example)
     options: dict[str, Any] = {"seed": seed, "engine": engine, "progress": progress}
     options["directory"] = None if directory is None else Path(directory)
-    fit_calibrated(attached, encoder, sources, layers=layers_of(config) or (), **options)
+    splits, others = dict[str, Source](sources), None
+    if policy is not None:
+        splits["heldout"], others = halves(sources["heldout"], seed)
+    fit_calibrated(attached, encoder, splits, layers=layers_of(config) or (), **options)
+    if others is not None:
+        attached.policy = Policy.fit(attached, batches(others), **{"seed": seed, **(policy or {})})
     return attached
 
 
@@ -262,6 +270,7 @@ def fit_calibrated(
         temperature=temperature_of(method),
         before=before,
         warnings=tuple(weaknesses),
+        digests=smallest_digests(rows["heldout"]["digest"]),
         **measured(method, heldout, splits[1], seed, rows_at_once(engine)),
     )
     if directory is not None:
@@ -286,11 +295,18 @@ def measured(
     """
     probs = cross_validate(method, heldout.x, heldout.y, seed, batch_size)
     epistemic = predict_features(method, heldout.x, batch_size).epistemic
-    levels = torch.linspace(0, 1, min(NUM_KNOTS, len(epistemic)), dtype=torch.float64)
-    knots = torch.quantile(epistemic.double(), levels, interpolation="higher")
-    found = {"thresholds": thresholds_of(epistemic.numpy()), "knots": tuple(knots.tolist())}
+    found = {"typical": Ranks.of(epistemic.double().numpy())}
     reference = _row_of_numbers(inputs, int(epistemic.argmin()))
     return {"after": scores(probs, heldout.y), **found, "reference": reference}
+
+
+def smallest_digests(digests: Tensor) -> tuple[int, ...]:
+    """Those that a calibration keeps of its samples.
+
+    Args:
+        digests: of all samples, (samples,).
+    """
+    return tuple(digests.sort().values[:NUM_DIGESTS].tolist())
 
 
 def _row_of_numbers(inputs: Source, index: int) -> tuple[float, ...]:

@@ -22,7 +22,9 @@ from density_softmax.decide.explain import (
     column_effects,
     occlusion_maps,
 )
+from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
+from density_softmax.nn.answer import Answer
 from density_softmax.nn.batches import (
     in_finite_rows,
     joined,
@@ -31,47 +33,20 @@ from density_softmax.nn.batches import (
     widest_layer,
     without_bad_rows,
 )
-from density_softmax.nn.execution import CallerLock, as_batch, evaluating, explained, seeded
+from density_softmax.nn.execution import (
+    CallerLock,
+    as_batch,
+    digests,
+    evaluating,
+    explained,
+    seeded,
+)
 from density_softmax.serve.batches import SMALLEST
 from density_softmax.serve.batches import batch_size as chosen
 from density_softmax.types import Calibration, Inputs, Prediction, tensors_of, without_labels
 
 C = TypeVar("C", bound="Classifier")
 Floats = NDArray[np.float64]
-
-
-class Answer(Prediction):
-    """What `predict` returns: a prediction that also knows how strange held-out inputs are.
-
-    Attributes:
-        knots: quantiles of the epistemic uncertainty of the calibration data, ascending; none
-            unless `attach` made the model.
-        experts: the names of the columns of `contributions`; none if there are no contributions.
-    """
-
-    knots: tuple[float, ...] = ()
-    experts: tuple[str, ...] = ()
-
-    @property
-    def typicality(self) -> Tensor:
-        """The share of held-out inputs that are at least as strange, 0 to 1, (batch,)."""
-        if not self.knots:
-            raise UserError("typicality: only a model that `attach` made knows held-out inputs")
-        knots = torch.tensor(self.knots, device=self.epistemic.device)
-        below = torch.searchsorted(knots, self.epistemic.float().contiguous())
-        return 1 - below / len(self.knots)
-
-    def to_pandas(self) -> Any:
-        """A data frame: a row per sample, the probabilities of the classes in its last columns."""
-        import pandas
-
-        columns = {
-            name: getattr(self, name) for name in ("labels", "confidence", *self._fields[1:])
-        }
-        if self.knots:
-            columns["typicality"] = self.typicality
-        columns |= {f"p{number}": column for number, column in enumerate(self.probs.unbind(1))}
-        return pandas.DataFrame({name: each.cpu().numpy() for name, each in columns.items()})
 
 
 class Classifier(nn.Module, ABC):
@@ -88,6 +63,7 @@ class Classifier(nn.Module, ABC):
     Attributes:
         num_features: the width of the features.
         calibration: what `attach` measured; None if the model was trained in another way.
+        policy: what to do with predictions; kept with the model, and exported with it.
         sums: by stage, the sums over the training data that `update` adds to, in float64 on the
             CPU; none of a model that no `fit` of this process and no file gave them.
     """
@@ -110,6 +86,7 @@ class Classifier(nn.Module, ABC):
         if example is not None:
             self.describe_inputs(example)
         self.calibration: Calibration | None = None
+        self.policy: Policy | None = None
         self.sums: dict[str, dict[str, Tensor]] = {}
         self._fitted = False
         self._lock = CallerLock()
@@ -235,9 +212,21 @@ class Classifier(nn.Module, ABC):
 
     def _answer(self, prediction: Prediction) -> Answer:
         answer = Answer(*prediction).made_of(prediction.contributions)
-        answer.knots = self.calibration.knots if self.calibration else ()
+        known = self.policy or self.calibration
+        answer.typical = known.typical if known else None
         answer.experts = () if prediction.contributions is None else self.experts
         return answer
+
+    def digests(self, x: Any) -> NDArray[np.int64]:
+        """64 bits for each input, alike just if the inputs are, (batch,).
+
+        Args:
+            x: a batch of inputs, as for `predict`.
+        """
+        several = self.example_inputs is not None
+        like = next(self.parameters())
+        batch = as_batch(x, like, self.example_shape, self.example_dtype, several)
+        return digests(batch).numpy()
 
     def _predict_all(
         self, loader: DataLoader[Any], seed: int | None, progress: bool, batch_size: int | None
@@ -380,7 +369,10 @@ class Classifier(nn.Module, ABC):
 
     def summary(self) -> str:
         """What the model is and, if `attach` made it, what that did to it, in a few lines."""
-        return "\n".join([repr(self), *(self.calibration.lines() if self.calibration else ())])
+        lines = [repr(self), *(self.calibration.lines() if self.calibration else ())]
+        if self.policy is not None:
+            lines += [f"  {line}" for line in self.policy.summary().splitlines()]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         """One line; `print(torch.nn.Module.__repr__(model))` shows the tree of modules."""
