@@ -43,7 +43,7 @@ SERVING = {
     f"density_softmax.{name}"
     for name in (
         *("errors", "lazy", "files", "files.cards"),
-        *("serve", "serve.answer", "serve.card", "serve.predictor"),
+        *("serve", "serve.answer", "serve.batches", "serve.card", "serve.predictor"),
         *("decide", "decide.conformal", "decide.risk", "decide.shift", "decide.calibration"),
         *("decide.martingale", "decide.policy"),
     )
