@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from density_softmax.errors import UserError
 from density_softmax.nn.execution import evaluating, seeded
 from density_softmax.nn.taps import CallRecorder
 from density_softmax.types import Inputs, Prediction, tensors_of
@@ -18,22 +20,29 @@ from density_softmax.types import Inputs, Prediction, tensors_of
 def widest_layer(network: nn.Module, x: Tensor | Inputs) -> float:
     """Bytes per input that the layer with the largest activations reads and writes.
 
-    The network runs once. Layers are modules without children, and the network itself.
+    The network runs once, as far as it can: what stands behind an encoder may not be fitted, and
+    inputs that it cannot read are told by the pass that follows. Layers are modules without
+    children.
 
     Args:
         network: any that takes a batch.
         x: a batch like those that it will read, (batch, ...); two inputs are enough.
     """
     layers = [name for name, layer in network.named_modules() if not any(layer.children())]
-    recorder = CallRecorder(tuple(name for name in layers if name), _touched)
-    with evaluating(network), seeded(0, x.device), recorder.recording(network):
-        output = network(x)
-    whole = sum(part.nbytes for part in tensors_of(x)) + _bytes_of(output)
-    return max([whole, *recorder.pop().values()]) / len(x)
+    sizes = [sum(part.nbytes for part in tensors_of(x))]
 
+    def note(name: str, inputs: Any, output: Any) -> None:
+        sizes.append(_bytes_of(inputs) + _bytes_of(output))
 
-def _touched(name: str, inputs: Any, output: Any) -> int:
-    return _bytes_of(inputs) + _bytes_of(output)
+    recorder = CallRecorder(tuple(name for name in layers if name), note)
+    with (
+        contextlib.suppress(RuntimeError, IndexError, UserError),
+        evaluating(network),
+        seeded(0, x.device),
+        recorder.recording(network),
+    ):
+        network(x)
+    return max(sizes) / len(x)
 
 
 def _bytes_of(value: Any) -> int:

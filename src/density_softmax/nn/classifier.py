@@ -248,18 +248,15 @@ class Classifier(nn.Module, ABC):
         return joined([self.guarded(x[i : i + size]) for i in range(0, len(x), size)])
 
     def batch_size_for(self, x: Tensor | Inputs) -> int:
-        """How many inputs like these to compute at a time; the first call runs the encoder once.
+        """How many inputs like these to compute at a time; the first call runs the model once.
 
         Args:
             x: a batch of inputs, (batch, ...).
         """
         shapes = tuple((part.shape[1:], part.device.type) for part in tensors_of(x))
         if shapes not in self._batch_sizes:
-            # The encoder alone: what stands behind it may not be fitted.
-            encoders = (each._modules.get("encoder") for each in (self, *self._members()))
-            network = next((each for each in encoders if each is not None), self)
             accelerated = x.device.type != "cpu"
-            self._batch_sizes[shapes] = chosen(widest_layer(network, x[:2]), accelerated)
+            self._batch_sizes[shapes] = chosen(widest_layer(self, x[:2]), accelerated)
         return self._batch_sizes[shapes]
 
     def example(self, device: torch.device) -> Tensor | Inputs | None:
