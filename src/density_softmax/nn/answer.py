@@ -1,4 +1,4 @@
-"""What a classifier answers."""
+"""What a model answers: a prediction, and what is known of its inputs and of held-out ones."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ class Answer(Prediction):
         typical: the ranks of the epistemic uncertainty of held-out data, by the model's policy
             or, if it has none, by `attach`; None if neither is there.
         experts: the names of the columns of `contributions`; none if there are no contributions.
+        inputs: paths or the numbers of rows, of inputs that were read from a path.
+        notes: why such an input could not be read; empty if it could.
     """
 
     typical: Ranks | None = None
     experts: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def typicality(self) -> Tensor:
@@ -48,5 +52,10 @@ class Answer(Prediction):
         }
         if self.typical is not None:
             columns["typicality"] = self.typicality
+        if self.contributions is not None:
+            columns |= dict(zip(self.experts, self.contributions.unbind(1), strict=True))
         columns |= {f"p{number}": column for number, column in enumerate(self.probs.unbind(1))}
-        return pandas.DataFrame({name: each.cpu().numpy() for name, each in columns.items()})
+        frame = pandas.DataFrame({name: each.cpu().numpy() for name, each in columns.items()})
+        if self.inputs:
+            frame.insert(0, "input", self.inputs)
+        return frame

@@ -113,3 +113,27 @@ def in_finite_rows(finite: Tensor, x: Tensor | Inputs) -> Any:
     if isinstance(x, Inputs):
         return Inputs({name: in_finite_rows(finite, each) for name, each in x.tensors.items()})
     return x.where(finite.view(-1, *[1] * (x.ndim - 1)), 0)
+
+
+def zeros(
+    shape: tuple[int, ...] | None,
+    dtype: torch.dtype | None,
+    several: Mapping[str, tuple[list[int], str]] | None,
+    device: torch.device,
+) -> Tensor | Inputs | None:
+    """Two inputs of known shapes, all zero; None if none are known.
+
+    Args:
+        shape: of one input.
+        dtype: of it.
+        several: shapes and types by name, of a network that is called with several tensors.
+        device: where they are made.
+    """
+    if several is not None:
+        return Inputs(
+            {
+                name: torch.zeros(2, *each, dtype=getattr(torch, kind), device=device)
+                for name, (each, kind) in several.items()
+            }
+        )
+    return None if shape is None else torch.zeros(2, *shape, dtype=dtype, device=device)

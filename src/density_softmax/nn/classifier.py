@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,20 +19,12 @@ from torch.utils.data import DataLoader
 from density_softmax.decide.explain import (
     Explanation,
     Part,
-    column_effects,
     occlusion_maps,
 )
 from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
+from density_softmax.nn import batches as batching
 from density_softmax.nn.answer import Answer
-from density_softmax.nn.batches import (
-    in_finite_rows,
-    joined,
-    on_cpu,
-    surely_finite,
-    widest_layer,
-    without_bad_rows,
-)
 from density_softmax.nn.execution import (
     CallerLock,
     as_batch,
@@ -43,10 +35,14 @@ from density_softmax.nn.execution import (
 )
 from density_softmax.serve.batches import SMALLEST
 from density_softmax.serve.batches import batch_size as chosen
+from density_softmax.serve.card import Card, Normalisation
+from density_softmax.serve.inputs import read_chunks
 from density_softmax.types import Calibration, Inputs, Prediction, tensors_of, without_labels
 
 C = TypeVar("C", bound="Classifier")
 Floats = NDArray[np.float64]
+# Inputs of a path that are in memory at once.
+PATH_BATCH = 64
 
 
 class Classifier(nn.Module, ABC):
@@ -180,26 +176,33 @@ class Classifier(nn.Module, ABC):
         x: Any,
         seed: int | None = None,
         progress: bool = False,
+        normalisation: Mapping[str, Any] | None = None,
         batch_size: int | None = None,
     ) -> Answer:
         """Serve a batch in evaluation mode, on the model's device. Threads are served in turn.
 
         A row that is not finite, or too large to compute with, gets uniform probabilities and
-        infinite epistemic uncertainty. Of a DataLoader all batches are served, one after another,
-        and what is returned is on the CPU.
+        infinite epistemic uncertainty. A DataLoader and what a path leads to are served batch by
+        batch, in memory for one of them, and what is returned is on the CPU.
 
         Args:
             x: a batch of inputs, (batch, ...): a tensor, an array, a data frame or lists of
-                numbers; a dict or a tuple of them for a network that is called with several; or a
-                DataLoader, whose labels are ignored.
+                numbers; a dict or a tuple of them for a network that is called with several; a
+                DataLoader, whose labels are ignored; or the path of a folder of images, an image,
+                an .npz or a .csv file.
             seed: with one, a method that draws samples repeats itself.
-            progress: draw a progress bar, of a DataLoader.
+            progress: draw a progress bar, of a DataLoader or a path.
+            normalisation: of a path, how raw inputs become what the network reads, as `export`
+                takes it; images need it.
             batch_size: how many inputs are computed at a time; by default so many that their
                 activations fit into the caches of a CPU.
         """
         self.check_fitted("predict")
+        if isinstance(x, str | Path):
+            return self._predict_path(Path(x), seed, progress, normalisation, batch_size)
         if isinstance(x, DataLoader):
-            return self._predict_all(x, seed, progress, batch_size)
+            batches = (without_labels(batch) for batch in x)
+            return self._predict_all(batches, seed, progress, len(x), batch_size)
         shape, dtype = self.example_shape, self.example_dtype
         several = self.example_inputs is not None
         x = as_batch(x, next(self.parameters()), shape, dtype, several)
@@ -228,24 +231,52 @@ class Classifier(nn.Module, ABC):
         batch = as_batch(x, like, self.example_shape, self.example_dtype, several)
         return digests(batch).numpy()
 
+    def _predict_path(
+        self, path: Path, seed: int | None, progress: bool, normalisation: Any, size: int | None
+    ) -> Answer:
+        if self.example_shape is None:
+            raise UserError(
+                f"{path}: it is not known which inputs the model reads, or there are several; pass "
+                "a batch or a DataLoader"
+            )
+        prepared = Normalisation.of(normalisation) if normalisation else None
+        names = tuple(map(str, range(self.num_classes)))
+        card = Card("", type(self).__name__, names, self.example_shape, prepared)
+        inputs: list[str] = []
+        notes: list[str] = []
+
+        def batches() -> Iterator[Tensor]:
+            for chunk in read_chunks(path, card, PATH_BATCH):
+                inputs.extend(chunk.names)
+                notes.extend(chunk.notes)
+                yield torch.from_numpy(chunk.x).to(self.example_dtype)
+
+        answer = self._predict_all(batches(), seed, progress, size=size)
+        answer.inputs, answer.notes = tuple(inputs), tuple(notes)
+        return answer
+
     def _predict_all(
-        self, loader: DataLoader[Any], seed: int | None, progress: bool, batch_size: int | None
+        self,
+        batches: Iterable[Any],
+        seed: int | None,
+        progress: bool,
+        total: int | None = None,
+        size: int | None = None,
     ) -> Answer:
         from rich.progress import track
 
-        batches = track(loader, "predict", disable=not progress)
-        predict = partial(self.predict, seed=seed, batch_size=batch_size)
-        parts = [on_cpu(predict(without_labels(batch))) for batch in batches]
+        shown = track(batches, "predict", total=total, disable=not progress)
+        parts = [batching.on_cpu(self.predict(batch, seed, batch_size=size)) for batch in shown]
         if not parts:
             raise UserError("the DataLoader gives no batch: there is nothing to predict")
-        return self._answer(joined(parts))
+        return self._answer(batching.joined(parts))
 
     def _in_batches(self, x: Tensor | Inputs, size: int | None) -> Prediction:
         if size is None:
             size = SMALLEST if len(x) <= SMALLEST else self.batch_size_for(x)
         if len(x) <= size:
             return self.guarded(x)
-        return joined([self.guarded(x[i : i + size]) for i in range(0, len(x), size)])
+        return batching.joined([self.guarded(x[i : i + size]) for i in range(0, len(x), size)])
 
     def batch_size_for(self, x: Tensor | Inputs) -> int:
         """How many inputs like these to compute at a time; the first call runs the model once.
@@ -256,7 +287,7 @@ class Classifier(nn.Module, ABC):
         shapes = tuple((part.shape[1:], part.device.type) for part in tensors_of(x))
         if shapes not in self._batch_sizes:
             accelerated = x.device.type != "cpu"
-            self._batch_sizes[shapes] = chosen(widest_layer(self, x[:2]), accelerated)
+            self._batch_sizes[shapes] = chosen(batching.widest_layer(self, x[:2]), accelerated)
         return self._batch_sizes[shapes]
 
     def example(self, device: torch.device) -> Tensor | Inputs | None:
@@ -265,23 +296,14 @@ class Classifier(nn.Module, ABC):
         Args:
             device: where they are made.
         """
-        if self.example_inputs is not None:
-            return Inputs(
-                {
-                    name: torch.zeros(2, *shape, dtype=getattr(torch, dtype), device=device)
-                    for name, (shape, dtype) in self.example_inputs.items()
-                }
-            )
-        if self.example_shape is None:
-            return None
-        return torch.zeros(2, *self.example_shape, dtype=self.example_dtype, device=device)
+        return batching.zeros(self.example_shape, self.example_dtype, self.example_inputs, device)
 
     def guarded(self, x: Tensor | Inputs) -> Prediction:
         """`forward` with bad rows flagged: what `predict` serves and what is exported."""
-        clean = surely_finite(tensors_of(x))
-        total, given = (0.0, x) if clean else without_bad_rows(x)
+        clean = batching.surely_finite(tensors_of(x))
+        total, given = (0.0, x) if clean else batching.without_bad_rows(x)
         found = self(given)
-        if clean and surely_finite(found):
+        if clean and batching.surely_finite(found):
             return found
         probs, aleatoric, epistemic = found
         # An input so large that the density overflows is as unknown as one that is no number.
@@ -329,7 +351,7 @@ class Classifier(nn.Module, ABC):
         x = as_batch(x, next(self.parameters()), self.example_shape, self.example_dtype, several)
         finite = epistemic.isfinite()
         with self._lock, evaluating(self):
-            parts, whose = self.parts(in_finite_rows(finite, x))
+            parts, whose = self.parts(batching.in_finite_rows(finite, x))
         parts = parts.where(finite[:, None], math.inf)
         found = Explanation(_array(epistemic), _array(parts), whose)
         if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -341,21 +363,7 @@ class Classifier(nn.Module, ABC):
             reference = self.calibration.reference or None
         if x.ndim != 2 or reference is None:
             return found
-        return self._with_columns(found, _array(x), names, np.asarray(reference, np.float64))
-
-    def _with_columns(
-        self, found: Explanation, x: Floats, names: Any, reference: Floats
-    ) -> Explanation:
-        if reference.shape != x.shape[1:]:
-            raise UserError(
-                f"reference of shape {reference.shape}: pass a row of {x.shape[1]} numbers"
-            )
-        named = tuple(map(str, range(len(reference)) if names is None else names))
-        if len(named) != len(reference):
-            raise UserError(f"{len(named)} names for {len(reference)} columns: name each of them")
-        effects = column_effects(self._score, x, reference)
-        base = float(self._score(reference[None])[0])
-        return replace(found, columns=effects, column_names=named, base=base)
+        return found.with_columns(self._score, _array(x), names, reference)
 
     def _score(self, x: NDArray[Any]) -> NDArray[Any]:
         return self.predict(x, seed=0).epistemic.cpu().numpy()
