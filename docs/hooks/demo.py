@@ -105,7 +105,7 @@ def runtime_scripts(archive: bytes) -> dict[str, str]:
 
         rest = {
             "loader": read(LOADER).decode(),
-            "wasm": encoded(gzip.compress(read(WASM), mtime=0)),
+            "wasm": encoded(gzip.compress(read(WASM), compresslevel=6, mtime=0)),
         }
         return {INTERFACE: read(INTERFACE).decode(), "runtime.js": script("demoRuntime", rest)}
 
