@@ -14,14 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.config import from_dict
+from density_softmax.decide.policy import Policy
 from density_softmax.files import (
     CHECKSUM,
+    MODEL_FORMAT,
     StorageError,
     differences,
     hash_content,
     load_tensors,
     under,
 )
+from density_softmax.files.cards import from_json
 from density_softmax.lazy import import_modules
 from density_softmax.methods.base import SUMS, Group, Method, MethodConfig
 from density_softmax.nn.backbones.headless import Headless
@@ -66,11 +69,13 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
     """
     tensors, metadata = load_tensors(Path(path))
     _check_content(Path(path), tensors, metadata)
+    _check_format(Path(path), metadata)
     try:
         config = from_dict(MethodConfig, json.loads(metadata["method"]))
         num_classes, example = int(metadata["num_classes"]), _example(metadata)
         values = json.loads(metadata.get("calibration", "null"))
-        calibration = None if values is None else Calibration.of(values)
+        calibration = None if values is None else from_json(Calibration, values)
+        policy = json.loads(metadata.get("policy", "null"))
         site = Site(**json.loads(metadata["site"])) if "site" in metadata else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"{path}: not written by Method.save ({error!r})") from None
@@ -86,6 +91,7 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
         raise StorageError(f"{path}: does not fit this encoder: {different}")
     method.load_state_dict(tensors)
     method.calibration = calibration
+    method.policy = None if policy is None else Policy.from_dict(policy, str(path))
     for name, values in sums.items():
         _, stage, key = name.split("/")
         method.sums.setdefault(stage, {})[key] = values
@@ -101,6 +107,16 @@ def _check_content(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str
         raise StorageError(
             f"{path}: damaged, its content does not match its checksum; copy it again from where "
             "it was written, or save the model again"
+        )
+
+
+def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
+    """Refuse a file that another version wrote in a form which this one does not know."""
+    if (found := metadata.get("format", "0")) != MODEL_FORMAT:
+        raise StorageError(
+            f"{path}: is a model file of format {found}, written by density-softmax "
+            f"{metadata.get('version', 'of an unknown version')}; this version reads format "
+            f"{MODEL_FORMAT}. Load it with that version, or fit and save the model again"
         )
 
 
