@@ -10,6 +10,7 @@ import typer
 
 from density_softmax import __version__
 from density_softmax.cli.data import app as data_app
+from density_softmax.cli.service import monitor, serve
 from density_softmax.cli.terminal import REMEDIES, Terminal, file_error, plain
 from density_softmax.errors import UserError
 
@@ -330,37 +331,8 @@ def predict(
     run_predict(model, path, out, page, policy, false_alarms, batch_size, threads, engine)
 
 
-@app.command()
-def monitor(
-    model: Annotated[
-        Path, typer.Argument(help="The model's policy: the .json file of `Policy.save`.")
-    ],
-    stream: Annotated[
-        Path, typer.Argument(help="What `predict` wrote next: .csv or .jsonl; - reads stdin.")
-    ],
-    state: Annotated[Path, typer.Option(help="What is known so far; created, or replaced.")],
-    false_alarms: Annotated[
-        float, typer.Option(help="Probability of an alarm, ever, while nothing has changed.")
-    ] = 0.01,
-    out: Annotated[
-        Path | None, typer.Option(help="A folder for a page and a figure over time.")
-    ] = None,
-    reset: Annotated[
-        bool, typer.Option("--reset", help="Begin again: an alarm was seen to.")
-    ] = False,
-) -> None:
-    """Has the world changed? Read a stream of predictions; the exit code is 3 after an alarm.
-
-    Call it with each new file of predictions: the evidence in the state file goes on. The
-    probability that it ever raises an alarm while nothing has changed is at most --false-alarms,
-    however long the stream is and however often it is looked at.
-
-    For example `density-softmax monitor policy.json labels.csv --state monitor.json --out watch`
-    """
-    from density_softmax.cli.monitoring import run_monitor
-
-    if run_monitor(model, stream, state, false_alarms, out, reset, console):
-        raise typer.Exit(3)
+app.command()(serve)
+app.command()(monitor)
 
 
 @app.command("list")
