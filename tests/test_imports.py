@@ -57,7 +57,7 @@ def test_a_model_needs_torch_and_no_other_heavy_package(name):
     assert not modules & HEAVY
 
 
-@pytest.mark.parametrize(("room", "others"), [("serve", {"decide"}), ("decide", set())])
+@pytest.mark.parametrize(("room", "others"), [("serve", {"decide", "cluster"}), ("decide", set())])
 def test_serving_and_deciding_use_no_room_that_imports_torch(room, others):
     folder = Path(density_softmax.__file__).parent / room
     used = set()

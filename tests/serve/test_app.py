@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from handmade import CLASSES, COLUMNS, png, rows_of, samples, write_model
 from jsonschema import Draft202012Validator
+from services import client_of
 
 import density_softmax as ds
-from conftest import client_of
 from density_softmax.errors import UserError
 from density_softmax.serve.app import create_app
 from density_softmax.serve.predictor import Predictor

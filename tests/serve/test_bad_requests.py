@@ -9,8 +9,7 @@ from urllib.request import Request, urlopen
 import pytest
 from handmade import COLUMNS, png
 from PIL import Image
-
-from conftest import client_of
+from services import client_of
 
 GOOD = {"rows": [[1.5, 2.0, 3.0]]}
 LEAKS = ("Traceback", 'File "', "/tmp", "site-packages", ".onnx", "object at 0x")

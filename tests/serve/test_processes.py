@@ -13,9 +13,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 from handmade import png, rows_of, samples
+from services import NEEDS_CURL, client_of, service
 
 import density_softmax as ds
-from conftest import NEEDS_CURL, client_of, service
 from density_softmax.cli.service import serve
 from density_softmax.errors import UserError
 from density_softmax.serve.predictor import Predictor

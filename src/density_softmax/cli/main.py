@@ -10,7 +10,8 @@ import typer
 
 from density_softmax import __version__
 from density_softmax.cli.data import app as data_app
-from density_softmax.cli.service import monitor, serve
+from density_softmax.cli.models import export, monitor, predict
+from density_softmax.cli.service import serve
 from density_softmax.cli.terminal import REMEDIES, Terminal, file_error, plain
 from density_softmax.errors import UserError
 
@@ -271,68 +272,8 @@ def report(
     console.print(f"report page: {page}", soft_wrap=True)
 
 
-@app.command()
-def export(
-    run: Annotated[Path, typer.Argument(help="A finished run directory.")],
-    file: Annotated[Path, typer.Argument(help="What to write: FILE.onnx or FILE.pt2.")],
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Encoder in 8 bits; shows what that changes.")
-    ] = False,
-) -> None:
-    """Export a run as one file: encoder, density, scale and head, thresholds and class names.
-
-    The file is written only if it answers like the model, at batch sizes 1 and 7. Prefer .onnx: a
-    .pt2 file can execute code when torch loads it.
-
-    For example `density-softmax export runs/toy/density_softmax/seed0 model.onnx`
-    """
-    from density_softmax.cli.serving import run_export
-
-    run_export(run, file, int8, console)
-
-
-@app.command()
-def predict(
-    model: Annotated[Path, typer.Argument(help="FILE.onnx, or a run directory.")],
-    path: Annotated[
-        Path, typer.Argument(metavar="INPUT", help="An image folder, an .npz or a .csv file.")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help="A .csv, .jsonl or .parquet file; else CSV to stdout.")
-    ] = None,
-    page: Annotated[
-        Path | None, typer.Option(help="An .html page of the most and least typical inputs.")
-    ] = None,
-    false_alarms: Annotated[
-        float | None,
-        typer.Option(help="Share of known inputs called unknown; default: the policy's, or 0.05."),
-    ] = None,
-    policy: Annotated[
-        Path | None, typer.Option(help="A policy's .json file, in place of the model's own.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Inputs in memory at once.")] = 64,
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 takes all.")] = 0,
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")
-    ] = "local",
-) -> None:
-    """Label every input, with confidence, uncertainty and whether it is in or out of the domain.
-
-    What cannot be read becomes a line with the flag `bad`. An .onnx file is served without torch.
-
-    For example
-
-    - `density-softmax predict model.onnx photos/ --out labels.csv`
-
-    - `density-softmax predict model.onnx rows.csv --false-alarms 0.01`
-    """
-    from density_softmax.cli.serving import run_predict
-
-    run_predict(model, path, out, page, policy, false_alarms, batch_size, threads, engine)
-
-
-app.command()(serve)
-app.command()(monitor)
+for command in (export, predict, serve, monitor):
+    app.command()(command)
 
 
 @app.command("list")

@@ -1,4 +1,4 @@
-"""The commands that serve models over HTTP and watch a stream. They need no torch."""
+"""The command that serves models over HTTP. It needs no torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-
-from density_softmax.cli.terminal import Terminal
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -158,35 +156,3 @@ def _warn_of_strangers(host: str, token: str | None) -> None:
             "--token-file",
             file=sys.stderr,
         )
-
-
-def monitor(
-    model: Annotated[
-        Path, typer.Argument(help="The model's policy: the .json file of `Policy.save`.")
-    ],
-    stream: Annotated[
-        Path, typer.Argument(help="What `predict` wrote next: .csv or .jsonl; - reads stdin.")
-    ],
-    state: Annotated[Path, typer.Option(help="What is known so far; created, or replaced.")],
-    false_alarms: Annotated[
-        float, typer.Option(help="Probability of an alarm, ever, while nothing has changed.")
-    ] = 0.01,
-    out: Annotated[
-        Path | None, typer.Option(help="A folder for a page and a figure over time.")
-    ] = None,
-    reset: Annotated[
-        bool, typer.Option("--reset", help="Begin again: an alarm was seen to.")
-    ] = False,
-) -> None:
-    """Has the world changed? Read a stream of predictions; the exit code is 3 after an alarm.
-
-    Call it with each new file of predictions: the evidence in the state file goes on. The
-    probability that it ever raises an alarm while nothing has changed is at most --false-alarms,
-    however long the stream is and however often it is looked at.
-
-    For example `density-softmax monitor policy.json labels.csv --state monitor.json --out watch`
-    """
-    from density_softmax.cli.monitoring import run_monitor
-
-    if run_monitor(model, stream, state, false_alarms, out, reset, Terminal()):
-        raise typer.Exit(3)
