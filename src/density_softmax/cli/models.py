@@ -14,9 +14,9 @@ console = Terminal()
 
 def export(
     run: Annotated[Path, typer.Argument(help="A finished run directory.")],
-    file: Annotated[Path, typer.Argument(help="What to write: FILE.onnx or FILE.pt2.")],
+    file: Annotated[Path, typer.Argument(help="The file to write: FILE.onnx or FILE.pt2.")],
     int8: Annotated[
-        bool, typer.Option("--int8", help="Encoder in 8 bits; shows what that changes.")
+        bool, typer.Option("--int8", help="Encoder in 8 bits, with what that changes.")
     ] = False,
     coverage: Annotated[
         float | None, typer.Option(help="Make sets that hold the true label so often.")
@@ -57,7 +57,7 @@ def predict(
         Path, typer.Argument(metavar="INPUT", help="An image folder, an .npz or a .csv file.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="A .csv, .jsonl or .parquet file; else CSV to stdout.")
+        Path | None, typer.Option(help="A .csv, .jsonl or .parquet file; default: CSV to stdout.")
     ] = None,
     page: Annotated[
         Path | None, typer.Option(help="An .html page of the most and least typical inputs.")
@@ -77,7 +77,7 @@ def predict(
 ) -> None:
     """Label every input, with confidence, uncertainty and whether it is in or out of the domain.
 
-    What cannot be read becomes a line with the flag `bad`. An .onnx file is served without torch.
+    An input that cannot be read becomes a row flagged `bad`. An .onnx file needs no torch.
 
     For example
 
@@ -101,15 +101,15 @@ def monitor(
             "of such files or of images."
         ),
     ],
-    state: Annotated[Path, typer.Option(help="What is known so far; created, or replaced.")],
+    state: Annotated[Path, typer.Option(help="The state file; created, or replaced.")],
     false_alarms: Annotated[
-        float, typer.Option(help="Probability of an alarm, ever, while nothing has changed.")
+        float, typer.Option(help="Probability that an alarm is ever raised without a change.")
     ] = 0.01,
     out: Annotated[
         Path | None, typer.Option(help="A folder for a page and a figure over time.")
     ] = None,
     reset: Annotated[
-        bool, typer.Option("--reset", help="Begin again: an alarm was seen to.")
+        bool, typer.Option("--reset", help="Start over after an alarm was dealt with.")
     ] = False,
 ) -> None:
     """Has the world changed? Read a stream of predictions; the exit code is 3 after an alarm.
