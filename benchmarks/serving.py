@@ -138,12 +138,12 @@ def resnet(folder: Path, args: argparse.Namespace) -> Path:
         return file
     torch.manual_seed(0)
     backbone = CifarResNet.Config(depth=20).build(SHAPE)
-    network = torch.nn.Sequential(backbone, torch.nn.Linear(64, 10)).eval()
+    head = torch.nn.Linear(64, 10)
+    network = torch.nn.Sequential(backbone, head).eval()
     x = torch.randn(1200, *SHAPE)
     with torch.no_grad():  # as many inputs of each class, and sure answers
-        logits = network(x)
-        network[1].weight *= 20 / logits.std(0).mean()
-        network[1].bias.copy_(-(network(x) - network[1].bias).mean(0))
+        head.weight *= 20 / network(x).std(0).mean()
+        head.bias.copy_(head.bias - network(x).mean(0))
         y = network(x).argmax(1)
     data = [(x[rows], y[rows]) for rows in (slice(500), slice(500, 900), slice(900, None))]
     model = ds.attach(network, train=data[0], calibration=data[1], progress=False)
