@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -36,14 +36,29 @@ from density_softmax.recipes.attach import closed_form
 from density_softmax.serve.card import thresholds_of
 from density_softmax.types import Calibration, Inputs, Source
 
+if TYPE_CHECKING:
+    from sklearn.base import ClassifierMixin
+
+    from density_softmax.estimators.scaled import DensityScaledClassifier
+
 # What `attach` attaches if nothing else is asked for.
 DEFAULT = "density_softmax"
 # Quantiles of held-out uncertainty that are kept: typicality is told to a quarter of a percent.
 NUM_KNOTS = 401
 
 
+@overload
+def attach(model: nn.Module, *, train: Any, calibration: Any, **options: Any) -> Method: ...
+
+
+@overload
 def attach(
-    model: nn.Module,
+    model: ClassifierMixin, *, train: Any, calibration: Any, **options: Any
+) -> DensityScaledClassifier: ...
+
+
+def attach(
+    model: nn.Module | ClassifierMixin,
     *,
     train: Any,
     calibration: Any,
@@ -53,7 +68,7 @@ def attach(
     seed: int = 0,
     engine: EngineConfig | None = None,
     progress: bool = True,
-) -> Method:
+) -> Method | DensityScaledClassifier:
     """Density-Softmax around a trained model, without back-propagation through it.
 
     One pass over the training data gives all features; the density is fitted to them, and the
@@ -64,6 +79,9 @@ def attach(
     Calibration data that would make the result void are refused: training samples, too few,
     inputs on another scale, labels that contradict the model. What weakens it is a
     `CalibrationWarning`. `summary()` of the result tells what was found and what it changed.
+
+    A scikit-learn classifier becomes a fitted `DensityScaledClassifier`, whose density reads the
+    columns that the classifier reads; `train` and `calibration` are pairs (X, y).
 
     Args:
         model: any classifier that gives one answer per input.
@@ -83,6 +101,11 @@ def attach(
         engine: devices, processes and precision.
         progress: draw progress bars, and print NLL and ECE before and after.
     """
+    if not isinstance(model, nn.Module):
+        _check_for_classifier(head=head, layers=layers, method=method, engine=engine)
+        from density_softmax.estimators.scaled import attach_to_classifier
+
+        return attach_to_classifier(model, train, calibration, seed=seed, progress=progress)
     posthoc_config(method, layers or ())  # refused before the data are read
     source = as_source(train)
     encoder, chosen, example = found_in(model, source, head, layers)
@@ -93,6 +116,13 @@ def attach(
     options: dict[str, Any] = {"seed": seed, "engine": engine, "progress": progress}
     fit_calibrated(attached, encoder, sources, layers=layers_of(config) or (), **options)
     return attached
+
+
+def _check_for_classifier(**settings: Any) -> None:
+    """Refuse settings that only a network has."""
+    for name, value in settings.items():
+        if value not in (None, DEFAULT, ()):
+            raise UserError(f"{name}: only a torch model has it; omit it for another classifier")
 
 
 def found_in(

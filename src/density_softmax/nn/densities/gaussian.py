@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from density_softmax.config import ConfigError
 from density_softmax.errors import UserError
 from density_softmax.nn.densities.base import Density, DensityConfig, mean_and_variance
 from density_softmax.training import Estimate, Stage, Values
@@ -53,7 +54,8 @@ class WhitenedDensity(ClosedFormDensity, ABC):
     With D the variances of the features over all the data and C = D^(−½) Σ D^(−½) = Q diag(λ) Qᵀ,
     the covariance is Σ(s) = D^½ ((1 − s) C + s I) D^½ and W = diag((1 − s) λ + s)^(−½) Qᵀ D^(−½).
     The shrinkage s is the one under which held-out features are most likely: nearly 0 for many
-    samples, nearly 1 for fewer samples than features, where Σ has no inverse.
+    samples, nearly 1 for fewer samples than features, where Σ has no inverse. `least_shrinkage`
+    bounds it from below.
 
     Attributes:
         center: what is subtracted before whitening, (features,).
@@ -69,8 +71,9 @@ class WhitenedDensity(ClosedFormDensity, ABC):
     shrinkage: Tensor
     log_height: Tensor
 
-    def __init__(self, num_features: int) -> None:
+    def __init__(self, num_features: int, least_shrinkage: float = 0.0) -> None:
         super().__init__()
+        self.least_shrinkage = least_shrinkage
         self.register_buffer("center", torch.zeros(num_features))
         self.register_buffer("whitening", torch.eye(num_features))
         self.register_buffer("spectrum", torch.ones(num_features))
@@ -122,7 +125,8 @@ class WhitenedDensity(ClosedFormDensity, ABC):
             shrunk = _shrunk(spectrum, s)
             return (shrunk.log() + v / shrunk)[alive].sum().item()
 
-        s = min({before, *(s for s in SHRINKAGES if s > before)}, key=cost)
+        least = max(before, self.least_shrinkage)
+        s = min({least, *(s for s in SHRINKAGES if s > least)}, key=cost)
         ratio = unshrunk / _shrunk(spectrum, s)
         self.whitening.mul_(ratio.sqrt()[:, None])
         self.log_height.add_(0.5 * ratio.log().sum())
@@ -152,11 +156,22 @@ class GaussianDensity(WhitenedDensity):
 
     @dataclass(frozen=True)
     class Config(DensityConfig, kind="gaussian"):
-        """One Gaussian for all classes, full covariance."""
+        """One Gaussian for all classes, full covariance.
+
+        Attributes:
+            least_shrinkage: of the covariance. Held-out data ask for little, and then features
+                that move against their correlation are improbable however little they move.
+        """
+
+        least_shrinkage: float = 0.0
+
+        def __post_init__(self) -> None:
+            if not 0 <= self.least_shrinkage <= 1:
+                raise ConfigError(f"least_shrinkage={self.least_shrinkage}: choose one from 0 to 1")
 
         def build(self, num_features: int, num_classes: int) -> GaussianDensity:
             """An unfitted Gaussian on vectors of `num_features`; classes make no difference."""
-            return GaussianDensity(num_features)
+            return GaussianDensity(num_features, self.least_shrinkage)
 
     def log_prob_of_floats(self, z: Tensor) -> Tensor:
         """log N(z; m, Σ)."""
