@@ -24,7 +24,7 @@ LAYERS = (
     ("recipes",),
     ("runs",),
     ("report",),
-    ("benchmark", "posthoc", "comparison", "estimators", "deploy"),
+    ("benchmark", "posthoc", "updating", "comparison", "estimators", "deploy"),
     ("grid",),
     ("cli", "__main__"),
 )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from density_softmax.report.comparison import Comparison as Comparison
     from density_softmax.serve.predictor import Predictor as Predictor
     from density_softmax.types import Prediction as Prediction
+    from density_softmax.updating import update as update
 
 _HOMES, _find = lazy_names(__name__, __file__)
 

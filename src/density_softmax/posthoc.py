@@ -274,28 +274,50 @@ def fit_calibrated(
         layers=tuple(layers),
         num_train=len(features["train"]),
         num_calibration=len(heldout),
-        temperature=_temperature(method),
+        temperature=temperature_of(method),
         before=before,
         warnings=tuple(weaknesses),
-        **_measured(method, heldout, seed, engine.predict_batch_size),
+        **measured(method, heldout, splits[1], seed, engine.predict_batch_size),
     )
     if shown:
         found = "\n".join([method.calibration.read(), f"  {method.calibration.change()}"])
         print(f"attached to {found}")
 
 
-def _measured(method: Method, heldout: ArraySource, seed: int, batch_size: int) -> dict[str, Any]:
-    """The scores of a fitted method, and thresholds for its epistemic uncertainty."""
+def measured(
+    method: Method, heldout: ArraySource, inputs: Source, seed: int, batch_size: int
+) -> dict[str, Any]:
+    """The scores of a fitted method, and what is known of its epistemic uncertainty.
+
+    Args:
+        method: a fitted one.
+        heldout: features and labels of the calibration data.
+        inputs: the calibration data themselves.
+        seed: decides the folds.
+        batch_size: rows at a time.
+    """
     probs = cross_validate(method, heldout.x, heldout.y, seed, batch_size)
     epistemic = predict_features(method, heldout.x, batch_size).epistemic
     levels = torch.linspace(0, 1, min(NUM_KNOTS, len(epistemic)), dtype=torch.float64)
     knots = torch.quantile(epistemic.double(), levels, interpolation="higher")
     found = {"thresholds": thresholds_of(epistemic.numpy()), "knots": tuple(knots.tolist())}
-    return {"after": scores(probs, heldout.y), **found}
+    reference = _row_of_numbers(inputs, int(epistemic.argmin()))
+    return {"after": scores(probs, heldout.y), **found, "reference": reference}
 
 
-def _temperature(method: Method) -> float | None:
-    """That of the head, in methods that have one."""
+def _row_of_numbers(inputs: Source, index: int) -> tuple[float, ...]:
+    """One of the inputs, if they are rows of a table."""
+    x = next(inputs.read([[index]], torch.device("cpu"))).x
+    table = isinstance(x, Tensor) and x.ndim == 2 and x.is_floating_point()
+    return tuple(x[0].double().tolist()) if table else ()
+
+
+def temperature_of(method: Method) -> float | None:
+    """The temperature of the head, in methods that have one.
+
+    Args:
+        method: a fitted one.
+    """
     heads = [module for module in method.modules() if isinstance(module, Head)]
     return heads[0].temperature.item() if heads else None
 

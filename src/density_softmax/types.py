@@ -217,6 +217,7 @@ class Calibration:
             calibration samples exceeds.
         warnings: what is weak about the data.
         knots: quantiles of the epistemic uncertainty of the calibration samples, ascending.
+        reference: the most typical calibration sample, if samples are rows of numbers.
     """
 
     head: str
@@ -229,12 +230,14 @@ class Calibration:
     thresholds: Mapping[float, float]
     warnings: tuple[str, ...]
     knots: tuple[float, ...] = ()
+    reference: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Calibration:
         """From what `dataclasses.asdict` gave, or JSON made of it."""
         scores = {name: Scores(**values[name]) for name in ("before", "after")}
-        texts = {name: tuple(values.get(name, ())) for name in ("layers", "warnings", "knots")}
+        names = ("layers", "warnings", "knots", "reference")
+        texts = {name: tuple(values.get(name, ())) for name in names}
         thresholds = {float(share): value for share, value in values["thresholds"].items()}
         return cls(**{**values, **scores, **texts, "thresholds": thresholds})
 

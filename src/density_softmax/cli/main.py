@@ -299,6 +299,9 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="A .csv, .jsonl or .parquet file; else CSV to stdout.")
     ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="An .html page of the most and least typical inputs.")
+    ] = None,
     false_alarms: Annotated[
         float, typer.Option(help="Share of known inputs flagged as `out`: 0.01, 0.05 or 0.1.")
     ] = 0.05,
@@ -317,7 +320,7 @@ def predict(
     """
     from density_softmax.cli.serving import run_predict
 
-    run_predict(model, path, out, false_alarms, batch_size, threads)
+    run_predict(model, path, out, page, false_alarms, batch_size, threads)
 
 
 @app.command()

@@ -18,6 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from density_softmax.cli.pages import render
 from density_softmax.decide.monitor import Monitor
 from density_softmax.decide.policy import Policy
 from density_softmax.errors import DataError, UserError
@@ -93,20 +94,12 @@ def write_page(monitor: Monitor, out: Path) -> Path:
         monitor: after some inputs.
         out: the folder for monitor.svg and monitor.html.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     drawing = io.StringIO()
     monitor.draw(drawing)
     svg = drawing.getvalue()
-    environment = Environment(
-        loader=PackageLoader("density_softmax.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-    )
-    page = environment.get_template("monitor.html.j2")
     write_text(out / "monitor.svg", svg)
-    text = page.render(alarm=monitor.alarm, summary=summary(monitor), svg=svg[svg.index("<svg") :])
-    write_text(out / "monitor.html", text)
+    values = {"alarm": monitor.alarm, "summary": summary(monitor), "svg": svg[svg.index("<svg") :]}
+    write_text(out / "monitor.html", render("monitor.html.j2", **values))
     return out / "monitor.html"
 
 

@@ -12,7 +12,9 @@ from rich.filesize import decimal
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+from density_softmax.cli.pages import check_page, write_gallery
 from density_softmax.cli.terminal import Terminal
+from density_softmax.serve.gallery import Gallery
 from density_softmax.serve.predictor import Predictor
 from density_softmax.serve.stream import Served, Throughput, predict_stream
 
@@ -64,7 +66,13 @@ def _price(change: Change) -> Table:
 
 
 def run_predict(
-    model: Path, path: Path, out: Path | None, false_alarms: float, batch_size: int, threads: int
+    model: Path,
+    path: Path,
+    out: Path | None,
+    page: Path | None,
+    false_alarms: float,
+    batch_size: int,
+    threads: int,
 ) -> None:
     """Predict for every input; progress and summary go to the standard error.
 
@@ -72,12 +80,15 @@ def run_predict(
         model: an exported file, which needs no torch, or the directory of a run.
         path: an image folder, an .npz or a .csv file.
         out: a .csv, .jsonl or .parquet file; None prints CSV.
+        page: an .html file of the most and the least typical inputs.
         false_alarms: share of known inputs that may be flagged.
         batch_size: inputs in memory at once.
         threads: CPU threads; 0 takes all.
     """
     console = Terminal(stderr=True)
+    check_page(page, [path, model])
     served = _open(model, threads)
+    gallery = None if page is None else Gallery(served.card)
     bar = Progress(
         SpinnerColumn(),
         TextColumn("predict"),
@@ -94,7 +105,11 @@ def run_predict(
             batch_size=batch_size,
             workers=threads or os.cpu_count() or 1,
             report=lambda so_far: bar.update(task, note=_line(so_far)),
+            gallery=gallery,
         )
+    if gallery is not None and page is not None:
+        write_gallery(gallery, served, path, page)
+        console.print(f"the most and the least typical inputs: {page}", soft_wrap=True)
     rows = f"{_line(found)}, a row out for each: {_flags(found)}"
     console.print(rows, soft_wrap=True)
     if not served.card.thresholds:

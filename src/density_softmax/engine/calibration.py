@@ -293,12 +293,18 @@ def cross_validate(method: Method, z: Tensor, y: Tensor, seed: int, batch_size: 
     for number in range(int(fold.max()) + 1):
         inside = fold == number
         for stage in stages:
-            _refit(stage, _batches(method, z[~inside], y[~inside], batch_size))
+            refit(stage, batches_of(method, z[~inside], y[~inside], batch_size))
         probs[inside] = predict_features(twin, z[inside], batch_size).probs
     return probs
 
 
-def _refit(stage: Stage, batches: Iterator[Batch]) -> None:
+def refit(stage: Stage, batches: Iterator[Batch]) -> None:
+    """Estimate once more, in this process.
+
+    Args:
+        stage: an estimate.
+        batches: what it reads.
+    """
     if not isinstance(stage, Estimate):
         raise UserError(f"stage '{stage.name}' trains on calibration data, which are for estimates")
     found = [stage.statistics(batch) for batch in batches]
@@ -309,7 +315,15 @@ def _refit(stage: Stage, batches: Iterator[Batch]) -> None:
         stage.finish({name: torch.stack(parts).sum(0) for name, parts in values.items()})
 
 
-def _batches(method: Method, z: Tensor, y: Tensor, batch_size: int) -> Iterator[Batch]:
+def batches_of(method: Method, z: Tensor, y: Tensor, batch_size: int) -> Iterator[Batch]:
+    """Features and labels, on the device of a method.
+
+    Args:
+        method: where they go.
+        z: (samples, features).
+        y: (samples,).
+        batch_size: rows at a time.
+    """
     device = next(method.parameters()).device
     for parts in zip(z.split(batch_size), y.split(batch_size), strict=True):
         yield Batch(*(part.to(device) for part in parts))

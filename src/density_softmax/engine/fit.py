@@ -270,6 +270,8 @@ def _estimate(setting: Setting, stage: Estimate, source: Source) -> None:
     setting.method.eval()
     reduce = collect if stage.reduce == "concat" else total
     values = reduce(fabric, source, stage.statistics, size, tick=bar.advance)
+    if stage.mergeable:
+        setting.method.sums[stage.name] = {name: each.cpu() for name, each in values.items()}
     with torch.no_grad():
         stage.finish({name: fabric.to_device(value) for name, value in values.items()})
 

@@ -23,7 +23,7 @@ from density_softmax.files import (
     under,
 )
 from density_softmax.lazy import import_modules
-from density_softmax.methods.base import Group, Method, MethodConfig
+from density_softmax.methods.base import SUMS, Group, Method, MethodConfig
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.execution import seeded
 from density_softmax.nn.finding import Site
@@ -80,11 +80,15 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
         method = config.build(encoder, num_classes, example)
     if isinstance(encoder, Headless) and _is_shared(encoder.head_name, tensors):
         method.get_submodule("head").register_module("linear", encoder.head)
+    sums = {name: tensors.pop(name) for name in list(tensors) if name.startswith(SUMS)}
     # Asked first: torch would overwrite all that fits before it refuses the rest.
     if different := differences(tensors, method.state_dict()):
         raise StorageError(f"{path}: does not fit this encoder: {different}")
     method.load_state_dict(tensors)
     method.calibration = calibration
+    for name, values in sums.items():
+        _, stage, key = name.split("/")
+        method.sums.setdefault(stage, {})[key] = values
     return method.eval()
 
 

@@ -24,6 +24,8 @@ from density_softmax.training import Descent, Stage, Train
 from density_softmax.types import Batch, Needs
 
 Group = Literal["paper", "posthoc"]
+# Names of sums in a file begin with this; those of a state have no slash.
+SUMS = "sums/"
 
 
 class Method(Classifier, ABC):
@@ -108,13 +110,15 @@ class Method(Classifier, ABC):
         logits: Tensor = self.head(self.features(tile(x, num_copies)))
         return logits.unflatten(0, (num_copies, x.shape[0]))
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, updatable: bool = True) -> None:
         """Write weights, estimates and configuration to one safetensors file, with a checksum.
 
         Such a file cannot execute code when it is loaded.
 
         Args:
             path: the file to create or replace.
+            updatable: also write the sums that `update` needs: 8 bytes for each pair of features
+                that a Gaussian reads.
         """
         self.check_fitted("save")
         metadata = {
@@ -132,7 +136,9 @@ class Method(Classifier, ABC):
             metadata["site"] = json.dumps(asdict(encoder.site))
         if self.calibration is not None:
             metadata["calibration"] = json.dumps(asdict(self.calibration))
-        tensors = self.state_dict()
+        sums = self.sums if updatable else {}
+        kept = {f"{SUMS}{s}/{n}": t for s, values in sums.items() for n, t in values.items()}
+        tensors = self.state_dict() | kept
         checksum = hash_content(tensors, metadata)
         save_tensors(Path(path), tensors, {**metadata, CHECKSUM: checksum})
 

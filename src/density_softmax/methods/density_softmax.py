@@ -9,11 +9,13 @@ from typing import final
 from torch import Tensor
 from torch.nn import functional as F
 
+from density_softmax.decide.explain import Part
 from density_softmax.methods.base import MethodConfig
 from density_softmax.methods.posthoc import FeatureMethod
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.densities import ClassAwareDensity, Density, DensityConfig, FlowDensity
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty, PenaltyConfig
+from density_softmax.nn.softmax.attribution import divide
 from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.nn.softmax.scale import QuantileScale, ScaleConfig
 from density_softmax.nn.softmax.typicality import Evidence, Typicality
@@ -135,15 +137,19 @@ class DensitySoftmax(FeatureMethod):
 
     def predict_features(self, features: Tensor) -> Prediction:
         """Eq. 7, the entropy of softmax(g(z)), and the surprise, all from one pass."""
-        logits, evidence = self.logits_and_evidence(features)
-        probs = (self.scale(evidence.log_prob).unsqueeze(-1) * logits).softmax(-1)
-        prediction = Prediction(probs, entropy_of_logits(logits), evidence.surprise)
-        return prediction.made_of(evidence.contributions)
+        logits, (log_prob, surprise, contributions) = self.logits_and_evidence(features)
+        probs = (self.scale(log_prob).unsqueeze(-1) * logits).softmax(-1)
+        return Prediction(probs, entropy_of_logits(logits), surprise).made_of(contributions)
 
     def logits_and_evidence(self, features: Tensor) -> tuple[Tensor, Evidence]:
         """g(z) and how typical z is, from what `features` returns."""
         raw = self.head.raw(self.last(features))
         return raw / self.head.temperature, self.typicality(features, raw)
+
+    def parts(self, x: Tensor) -> tuple[Tensor, tuple[Part, ...]]:
+        """The surprise as a sum over the channels that the experts read."""
+        features, channels = self.named_features(x)
+        return divide(self.typicality, features, self.head.raw(self.last(features)), channels)
 
     def representation_loss(self, batch: Batch) -> Tensor:
         """Eq. 4: cross entropy + λ E(‖∂f/∂x‖ − 1)²."""

@@ -60,6 +60,19 @@ class FeatureMethod(Method, ABC):
             z = self.encode(x)
         return torch.cat([z, *self.reader.pop()], dim=1) if self.layers else z
 
+    def named_features(self, x: Tensor) -> tuple[Tensor, list[tuple[str, str]]]:
+        """`features`, and the layer and the channel of each of their columns."""
+        with self.reader.reading(self.encoder, x):
+            z = self.encode(x)
+        by_layer = self.reader.pop_by_layer() if self.layers else {}
+        names = [("features", str(number)) for number in range(z.shape[1])]
+        for layer, found in by_layer.items():
+            for statistic, h in zip(
+                ("mean", "deviation") if found[1:] else ("",), found, strict=True
+            ):
+                names += [(layer, f"{statistic} {n}".strip()) for n in range(h.shape[1])]
+        return torch.cat([z, *(h for found in by_layer.values() for h in found)], dim=1), names
+
     def encode(self, x: Tensor) -> Tensor:
         """The last features alone."""
         return super().features(x)

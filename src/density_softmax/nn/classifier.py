@@ -5,18 +5,28 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from density_softmax.decide.explain import (
+    Explanation,
+    Part,
+    column_effects,
+    occlusion_maps,
+)
 from density_softmax.errors import UserError
 from density_softmax.nn.execution import CallerLock, as_batch, evaluating, explained, seeded
 from density_softmax.types import Calibration, Inputs, Prediction, tensors_of, without_labels
 
 C = TypeVar("C", bound="Classifier")
+Floats = NDArray[np.float64]
 
 
 class Answer(Prediction):
@@ -67,6 +77,8 @@ class Classifier(nn.Module, ABC):
     Attributes:
         num_features: the width of the features.
         calibration: what `attach` measured; None if the model was trained in another way.
+        sums: by stage, the sums over the training data that `update` adds to, in float64 on the
+            CPU; none of a model that no `fit` of this process and no file gave them.
     """
 
     encoder: nn.Module
@@ -87,6 +99,7 @@ class Classifier(nn.Module, ABC):
         if example is not None:
             self.describe_inputs(example)
         self.calibration: Calibration | None = None
+        self.sums: dict[str, dict[str, Tensor]] = {}
         self._fitted = False
         self._lock = CallerLock()
 
@@ -125,7 +138,7 @@ class Classifier(nn.Module, ABC):
 
     def on_features(self: C) -> C:
         """A copy that reads features in place of inputs. It shares the encoder and nothing else."""
-        twin = copy.deepcopy(self, {id(self.encoder): self.encoder})
+        twin = copy.deepcopy(self, {id(each): each for each in (self.encoder, self.sums)})
         twin.features = lambda x: x  # type: ignore[method-assign]
         return twin
 
@@ -234,6 +247,80 @@ class Classifier(nn.Module, ABC):
             return guarded
         return guarded.made_of(found.contributions.where(good[:, None], math.inf))
 
+    def parts(self, x: Tensor) -> tuple[Tensor, tuple[Part, ...]]:
+        """The epistemic uncertainty as a sum, (batch, parts), and what its parts are due to.
+
+        By default, in methods without experts, it is one part.
+        """
+        return self(x).epistemic[:, None], (Part(type(self).__name__, "", ""),)
+
+    @torch.no_grad()
+    def explain(
+        self,
+        x: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        reference: Any = None,
+        occlusion: bool = True,
+    ) -> Explanation:
+        """What makes each input strange: numbers that add up to its epistemic uncertainty.
+
+        They tell the expert, the layer and the channel. Of rows of numbers the columns are told
+        too, by Shapley values that add up to the difference from a reference row: a few passes for
+        each column. Of images a map tells where to cover them for less uncertainty: some hundred
+        passes for each image.
+
+        Args:
+            x: a batch of inputs, as `predict` takes it.
+            columns: their names, of a table; by default those of a data frame, or numbers.
+            reference: a typical row, (columns,); by default the most typical one of the
+                calibration data, which `attach` kept. Without one columns are not told.
+            occlusion: whether to make the maps of images.
+        """
+        epistemic = self.predict(x).epistemic
+        names = getattr(x, "columns", None) if columns is None else columns
+        several = self.example_inputs is not None
+        x = as_batch(x, next(self.parameters()), self.example_shape, self.example_dtype, several)
+        finite = epistemic.isfinite()
+        with self._lock, evaluating(self):
+            parts, whose = self.parts(_where(finite, x))
+        parts = parts.where(finite[:, None], math.inf)
+        found = Explanation(_array(epistemic), _array(parts), whose)
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return found
+        if x.ndim == 4 and occlusion:
+            maps = occlusion_maps(self._score, _array(x))
+            return replace(found, occlusion=maps, images=_array(x))
+        if reference is None and self.calibration is not None:
+            reference = self.calibration.reference or None
+        if x.ndim != 2 or reference is None:
+            return found
+        return self._with_columns(found, _array(x), names, np.asarray(reference, np.float64))
+
+    def _with_columns(
+        self, found: Explanation, x: Floats, names: Any, reference: Floats
+    ) -> Explanation:
+        if reference.shape != x.shape[1:]:
+            raise UserError(
+                f"reference of shape {reference.shape}: pass a row of {x.shape[1]} numbers"
+            )
+        named = tuple(map(str, range(len(reference)) if names is None else names))
+        if len(named) != len(reference):
+            raise UserError(f"{len(named)} names for {len(reference)} columns: name each of them")
+        effects = column_effects(self._score, x, reference)
+        base = float(self._score(reference[None])[0])
+        return replace(found, columns=effects, column_names=named, base=base)
+
+    def _score(self, x: NDArray[Any]) -> NDArray[Any]:
+        return self.predict(x, seed=0).epistemic.cpu().numpy()
+
+    def update(self, data: Any, *, calibration: Any = None, progress: bool = False) -> None:
+        """Merge more training data into the density: `density_softmax.update` of this model."""
+        import density_softmax
+
+        model: Any = self  # a Method, which stands above
+        density_softmax.update(model, data, calibration=calibration, progress=progress)
+
     def summary(self) -> str:
         """What the model is and, if `attach` made it, what that did to it, in a few lines."""
         return "\n".join([repr(self), *(self.calibration.lines() if self.calibration else ())])
@@ -249,6 +336,10 @@ class Classifier(nn.Module, ABC):
             f"{self.num_classes} classes, {count:,} parameters, "
             f"{'fitted' if self.is_fitted else 'not fitted'}"
         )
+
+
+def _array(values: Tensor) -> Floats:
+    return values.detach().double().cpu().numpy()
 
 
 def _where(finite: Tensor, x: Tensor | Inputs) -> Any:

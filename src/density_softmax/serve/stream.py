@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from density_softmax.errors import UserError
 from density_softmax.serve.answer import Answer
 from density_softmax.serve.card import Card
+from density_softmax.serve.gallery import Gallery
 from density_softmax.serve.inputs import Chunk, read_chunks
 from density_softmax.serve.outputs import Flag, Record, open_output
 
@@ -56,6 +57,7 @@ def predict_stream(
     batch_size: int = 64,
     workers: int = 1,
     report: Callable[[Throughput], None] = lambda throughput: None,
+    gallery: Gallery | None = None,
 ) -> Throughput:
     """Predict all inputs at a path and write a record for each.
 
@@ -67,6 +69,7 @@ def predict_stream(
         batch_size: inputs in memory at a time.
         workers: threads that decode images.
         report: called after each batch.
+        gallery: collects the most and the least typical inputs.
     """
     if out is not None and out.exists() and path.exists() and out.samefile(path):
         raise UserError(f"--out {out}: is the input, which it would replace; choose another name")
@@ -75,8 +78,10 @@ def predict_stream(
     flags: Counter[str] = Counter()
     began, found = perf_counter(), Throughput(0.0, flags)
     with open_output(out) as write:
-        for batch in _records(model, chunks, threshold):
+        for chunk, answer, batch in _records(model, chunks, threshold):
             write(batch)
+            if gallery is not None:
+                gallery.add(chunk, answer, batch)
             flags.update(record.flag for record in batch)
             found = Throughput(perf_counter() - began, flags)
             report(found)
@@ -85,15 +90,16 @@ def predict_stream(
 
 def _records(
     model: Served, chunks: Iterable[Chunk], threshold: float | None
-) -> Iterator[list[Record]]:
-    """The records of one batch after another."""
+) -> Iterator[tuple[Chunk, Answer, list[Record]]]:
+    """One batch after another, with the model's answer and its records."""
     for chunk in chunks:
         readable = np.array([np.isfinite(x).all() for x in chunk.x], bool)
         answer = _answer(model, chunk.x, readable)
-        yield [
+        records = [
             _record(model.card, chunk, answer, row, bool(readable[row]), threshold)
             for row in range(len(chunk.x))
         ]
+        yield chunk, answer, records
 
 
 def _answer(model: Served, x: NDArray[np.float32], readable: NDArray[np.bool_]) -> Answer:

@@ -48,6 +48,17 @@ class Density(nn.Module, ABC):
         """The experts of features in float32 or float64, the log density first."""
         return self.log_prob_of_floats(z).unsqueeze(-1)
 
+    def amounts(self, z: Tensor) -> list[Tensor] | None:
+        """Of each expert ℓ, what the channels add to −ℓ, (batch, features) each, but a constant.
+
+        Args:
+            z: features in float64, (batch, features).
+
+        Returns:
+            None if the density is no function of sums over channels, which is the default.
+        """
+        return None
+
     @abstractmethod
     def log_prob_of_floats(self, z: Tensor) -> Tensor:
         """log p(z; α) of features in float32 or float64, (batch,)."""

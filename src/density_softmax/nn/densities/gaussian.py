@@ -34,7 +34,8 @@ class ClosedFormDensity(Density, ABC):
 
     def stages(self) -> tuple[Stage, ...]:
         """One pass."""
-        return (Estimate("density", self._statistics, self.estimate, on="features"),)
+        once = Estimate("density", self._statistics, self.estimate, on="features", mergeable=True)
+        return (once,)
 
     def _statistics(self, batch: Batch) -> Values:
         return self.sums(batch.x.double(), batch.y)
@@ -126,8 +127,13 @@ class WhitenedDensity(ClosedFormDensity, ABC):
             return (shrunk.log() + v / shrunk)[alive].sum().item()
 
         least = max(before, self.least_shrinkage)
-        s = min({least, *(s for s in SHRINKAGES if s > least)}, key=cost)
-        ratio = unshrunk / _shrunk(spectrum, s)
+        self.shrink_to(min({least, *(s for s in SHRINKAGES if s > least)}, key=cost))
+
+    def shrink_to(self, s: float) -> None:
+        """Shrink what `estimate` wrote, by s or by the least that float32 can use."""
+        spectrum, before = self.spectrum.double(), self.shrinkage.item()
+        s = max(s, before)
+        ratio = _shrunk(spectrum, before) / _shrunk(spectrum, s)
         self.whitening.mul_(ratio.sqrt()[:, None])
         self.log_height.add_(0.5 * ratio.log().sum())
         self.shrinkage.fill_(s)
@@ -140,6 +146,26 @@ def directions(z: Tensor) -> Tensor:
         z: (batch, features).
     """
     return F.normalize(z, dim=-1, eps=SMALLEST_NORM)
+
+
+def channel_squares(whitening: Tensor, y: Tensor) -> Tensor:
+    """‖y‖² with y = W d as a sum of squares, one for each channel of d, (batch, features).
+
+    Among all turns of whitened coordinates these are the ones whose i-th is most like d_i: they
+    are C^(−½) D^(−½) d, with the variances D and the correlations C of Σ = (WᵀW)⁻¹ (corr-max,
+    Garthwaite & Koch, Australian & New Zealand Journal of Statistics 2016).
+
+    Args:
+        whitening: W, (features, features), in float64.
+        y: whitened residuals, (batch, features), in float64.
+    """
+    W = whitening
+    inverse = torch.linalg.inv(W)
+    deviation = inverse.square().sum(1).sqrt()
+    precision = deviation * (W.T @ W) * deviation[:, None]
+    values, V = torch.linalg.eigh(precision)
+    root = V * values.clamp_min(0).sqrt() @ V.T
+    return (y @ (root / deviation @ inverse).T).square()
 
 
 def _shrunk(spectrum: Tensor, s: float) -> Tensor:
@@ -177,6 +203,11 @@ class GaussianDensity(WhitenedDensity):
         """log N(z; m, Σ)."""
         y = F.linear(z - self.center, self.whitening)
         return self.log_height - 0.5 * y.square().sum(-1)
+
+    def amounts(self, z: Tensor) -> list[Tensor]:
+        """½ of the squares that add up to ‖W(z − m)‖²."""
+        W = self.whitening.double()
+        return [0.5 * channel_squares(W, F.linear(z - self.center, W))]
 
     def sums(self, z: Tensor, y: Tensor) -> Values:
         """Count, sum and sum of outer products."""
@@ -251,6 +282,17 @@ class ClassAwareDensity(WhitenedDensity):
         parts = torch.cat([turned - self.location[nearest], rest, turned], dim=-1)
         return torch.addmm(self.height, parts.square(), self.gather)
 
+    def amounts(self, z: Tensor) -> list[Tensor]:
+        """Of the distance from the nearest class, and of that minus the one from all data."""
+        W, n = self.whitening.double(), self.num_turned
+        y = F.linear(directions(z) - self.center, W)
+        location = self.location.double()
+        nearest = F.linear(y[:, :n], location, self.intercept.double()).argmax(-1)
+        own = 0.5 * channel_squares(W, y - F.pad(location[nearest], (0, y.shape[1] - n)))
+        unexplained = (2 * self.gather[len(W) :, 1]).double().sqrt()  # (1 + b_i)^(−½)
+        turn = F.pad(unexplained, (0, len(W) - n), value=1.0)
+        return [own, own - 0.5 * channel_squares(turn[:, None] * W, y * turn)]
+
     def sums(self, z: Tensor, y: Tensor) -> Values:
         """Counts and sums of every class, and one sum of outer products, of directions."""
         u = directions(z)
@@ -272,9 +314,9 @@ class ClassAwareDensity(WhitenedDensity):
         """The direction minus the mean of its class."""
         return directions(z) - self.mean[y]
 
-    def shrink(self, total: Values) -> None:
+    def shrink_to(self, s: float) -> None:
         """Shrink, then turn W to where the class means differ."""
-        super().shrink(total)
+        super().shrink_to(s)
         W = self.whitening.double()
         location = (self.mean - self.center).double() @ W.T
         _, root, V = torch.linalg.svd(self.share.double().sqrt()[:, None] * location)

@@ -12,7 +12,12 @@ from torch.nn import functional as F
 
 from density_softmax.errors import UserError
 from density_softmax.nn.densities.base import DensityConfig, mean_and_variance
-from density_softmax.nn.densities.gaussian import ClosedFormDensity, class_sums, log_height
+from density_softmax.nn.densities.gaussian import (
+    ClosedFormDensity,
+    channel_squares,
+    class_sums,
+    log_height,
+)
 from density_softmax.training import Values
 
 # Entries of all class covariances together: 8 gigabytes in float32.
@@ -99,6 +104,17 @@ class GaussianMixtureDensity(ClassMixture):
         squared = y.unflatten(-1, self.offset.shape).square().sum(-1)
         return (self.log_weight - 0.5 * squared).logsumexp(-1)
 
+    def amounts(self, z: Tensor) -> list[Tensor]:
+        """½ of the squares that add up to the distance from the likeliest class."""
+        W, offset = self.whitening.double(), self.offset.double()
+        y = F.linear(z - self.center, W.flatten(0, 1), offset.flatten()).unflatten(-1, offset.shape)
+        likeliest = (self.log_weight - 0.5 * y.square().sum(-1)).argmax(-1)
+        found = torch.empty_like(z)
+        for c in likeliest.unique().tolist():
+            rows = likeliest == c
+            found[rows] = 0.5 * channel_squares(W[c], y[rows, c])
+        return [found]
+
     def sums(self, z: Tensor, y: Tensor) -> Values:
         """Counts, sums and sums of outer products of every class."""
         classes = [z[y == c] for c in range(self.num_classes)]
@@ -148,6 +164,13 @@ class TiedMixtureDensity(ClassMixture):
         c = scores.argmax(-1)
         joint = self.log_weight[c] - 0.5 * (y - self.location[c]).square().sum(-1)
         return joint - scores.log_softmax(-1).amax(-1)
+
+    def amounts(self, z: Tensor) -> list[Tensor]:
+        """½ of the squares that add up to the distance from the likeliest class."""
+        W, location = self.whitening.double(), self.location.double()
+        y = F.linear(z - self.center, W)
+        likeliest = F.linear(y, location, self.intercept.double()).argmax(-1)
+        return [0.5 * channel_squares(W, y - location[likeliest])]
 
     def sums(self, z: Tensor, y: Tensor) -> Values:
         """Counts and sums of every class, and one sum of outer products."""

@@ -1,0 +1,68 @@
+"""Divides what the experts of a typicality contribute among the channels that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from density_softmax.decide.explain import Part
+from density_softmax.nn.softmax.typicality import Typicality, in_columns
+
+# The layer and the name of each column of the features.
+Channels = Sequence[tuple[str, str]]
+
+
+@torch.no_grad()
+def divide(
+    typicality: Typicality, features: Tensor, logits: Tensor, channels: Channels
+) -> tuple[Tensor, tuple[Part, ...]]:
+    """The contributions of the experts, divided among channels, (batch, parts) in float64.
+
+    The distance of a Gaussian is a sum of squares, one for each channel (`Density.amounts`). Where
+    the contribution is linear in the distance, a channel gets its square times the same factor,
+    and what is constant is divided evenly. Where it is not (softplus), channels share the
+    contribution in proportion to their squares; of a difference of distances, to what is positive
+    of theirs. An expert without channels, as the energy or a flow is, is one part.
+
+    Args:
+        typicality: a fitted one.
+        features: (batch, width).
+        logits: at temperature 1, (batch, classes).
+        channels: the names of the columns of the features.
+    """
+    contributions = typicality(features, logits).contributions.double()
+    factors = [None] * len(typicality.names) if typicality.class_aware else typicality.weight
+    parts, names = [], []
+    for number, (amounts, own) in enumerate(_experts(typicality, features, channels)):
+        contribution, expert = contributions[:, number, None], typicality.names[number]
+        if amounts is None:
+            parts.append(contribution)
+            names.append(Part(expert, own[0][0] if len(own) == 1 else "features", ""))
+            continue
+        parts.append(_divided(contribution, amounts, factors[number]))
+        names += [Part(expert, *channel) for channel in own]
+    return torch.cat(parts, dim=1), tuple(names)
+
+
+def _experts(
+    typicality: Typicality, features: Tensor, channels: Channels
+) -> Iterator[tuple[Tensor | None, Channels]]:
+    """Of each expert: the amounts of its channels, (batch, channels), and their names."""
+    for _, density, columns in typicality.readers():
+        found = density.amounts(in_columns(features, columns).double())
+        for number in range(len(density.expert_names)):
+            yield (None if found is None else found[number]), channels[columns]
+    if typicality.energy:
+        yield None, [("logits", "")]
+
+
+def _divided(contribution: Tensor, amounts: Tensor, factor: Tensor | None) -> Tensor:
+    """A contribution, (batch, 1), as a sum over channels, (batch, channels)."""
+    even = contribution / amounts.shape[1]
+    if factor is not None:
+        return even + factor.double() * (amounts - amounts.mean(-1, keepdim=True))
+    positive = amounts.clamp_min(0)
+    total = positive.sum(-1, keepdim=True)
+    return torch.where(total > 0, contribution * positive / total.clamp_min(1e-300), even)

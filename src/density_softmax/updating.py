@@ -1,0 +1,146 @@
+"""More training data for a model that is fitted, without another pass over the old ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from density_softmax.data.sources import ArraySource
+from density_softmax.engine import EngineConfig, start
+from density_softmax.engine.calibration import batches_of, refit, scores
+from density_softmax.engine.fit import inspected
+from density_softmax.engine.passes import collect, num_batches, total
+from density_softmax.engine.progress import Bars
+from density_softmax.errors import CalibrationWarning, UserError
+from density_softmax.methods.base import Method
+from density_softmax.nn.backbones.headless import Headless
+from density_softmax.nn.densities.gaussian import WhitenedDensity
+from density_softmax.posthoc import measured, temperature_of
+from density_softmax.training import Estimate, Values
+from density_softmax.types import Batch, Source
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+@torch.no_grad()
+def update(
+    model: Method,
+    data: Any,
+    *,
+    calibration: Any = None,
+    engine: EngineConfig | None = None,
+    progress: bool = False,
+) -> None:
+    """Merge more training data into a fitted model, without another pass over the old data.
+
+    The densities in closed form are then those of all data, to rounding: the sums that they are
+    made of are kept, in the model and in its file. The network stays as it is. With calibration
+    data everything that is fitted to such data is fitted again, so that the model is the one that
+    `attach` makes of all training data and these calibration data. Without them the shrinkage, the
+    scale, the temperature and the thresholds stay as they are, and a `CalibrationWarning` says so.
+
+    A density that is trained by descent (a flow) and a method that keeps training samples cannot
+    be updated: they are refused by name.
+
+    Args:
+        model: what `attach`, `fit` or `load` returned.
+        data: more training data: a DataLoader, a Dataset or a pair (inputs, labels).
+        calibration: in-domain data that nothing was trained on, in the same form.
+        engine: devices, processes and precision.
+        progress: draw progress bars.
+    """
+    engine = engine or EngineConfig()
+    stages = _mergeable(model)
+    sources, fabric = inspected(model.num_classes, data, calibration), start(engine)
+    fabric.to_device(model.eval())
+
+    def sums(batch: Batch) -> Values:
+        read = Batch(model.features(batch.x).float(), batch.y)
+        found = {stage.name: stage.statistics(read) for stage in stages}
+        return {f"{s}/{name}": value for s, own in found.items() for name, value in own.items()}
+
+    size = engine.predict_batch_size
+    with Bars(progress and fabric.is_global_zero) as bars:
+        bar = bars.add("update", num_batches(len(sources["train"]), size))
+        new = total(fabric, sources["train"], sums, size, tick=bar.advance)
+    kept = {d: d.shrinkage.item() for d in model.modules() if isinstance(d, WhitenedDensity)}
+    for stage in stages:
+        merged = {n: t + new[f"{stage.name}/{n}"].cpu() for n, t in model.sums[stage.name].items()}
+        model.sums[stage.name] = merged
+        stage.finish({name: fabric.to_device(value) for name, value in merged.items()})
+    if calibration is None:
+        _keep_constants(model, kept, len(sources["train"]))
+    else:
+        _calibrate_again(model, sources, fabric, engine)
+
+
+def _mergeable(model: Method) -> list[Estimate]:
+    """The stages whose sums are kept; refuse a model of which they are not all."""
+    model.check_fitted("update")
+    stages = [stage for stage in model.stages() if stage.split == "train"]
+    estimates = [stage for stage in stages if isinstance(stage, Estimate)]
+    for stage in stages:
+        if isinstance(stage, Estimate) and not stage.mergeable:
+            raise UserError(
+                f"update: stage '{stage.name}' of {model.config.kind} needs all training data at "
+                "once; attach or fit again on the old and the new data"
+            )
+    if not estimates:
+        raise UserError(
+            f"update: {model.config.kind} has no density in closed form to merge data into; "
+            "attach or fit again on the old and the new data"
+        )
+    if missing := [stage.name for stage in estimates if stage.name not in model.sums]:
+        raise UserError(
+            f"update: the model has no sums of stage '{missing[0]}', it was saved without them or "
+            "comes from a run; attach or fit again on the old and the new data"
+        )
+    return estimates
+
+
+def _keep_constants(model: Method, kept: Mapping[WhitenedDensity, float], number: int) -> None:
+    """Shrink by as much as before, and say what was not updated."""
+    for density, shrinkage in kept.items():
+        density.shrink_to(shrinkage)
+    weakness = (
+        f"{number:,} training samples were added without calibration data: the shrinkage, the "
+        "scale, the temperature and the thresholds are those of before; pass calibration= to "
+        "update to fit them again"
+    )
+    warnings.warn(weakness, CalibrationWarning, stacklevel=4)
+    if (found := model.calibration) is not None:
+        weak = (*(w for w in found.warnings if "were added" not in w), weakness)
+        model.calibration = replace(found, num_train=found.num_train + number, warnings=weak)
+
+
+def _calibrate_again(
+    model: Method, sources: Mapping[str, Source], fabric: Fabric, engine: EngineConfig
+) -> None:
+    """Repeat the estimates on held-out data, and what `attach` measures there."""
+    size, encoder = engine.predict_batch_size, model.encoder
+
+    def features(batch: Batch) -> Values:
+        return {"z": model.features(batch.x).float(), "y": batch.y}
+
+    found = collect(fabric, sources["heldout"], features, size)
+    heldout = ArraySource(found["z"], found["y"])
+    for stage in model.stages():
+        if stage.split == "heldout":
+            refit(stage, batches_of(model, heldout.x, heldout.y, size))
+    if (before := model.calibration) is None or not isinstance(encoder, Headless):
+        return
+    weak = tuple(w for w in before.warnings if "were added" not in w)
+    model.calibration = replace(
+        before,
+        num_train=before.num_train + len(sources["train"]),
+        num_calibration=len(heldout),
+        temperature=temperature_of(model),
+        before=scores(encoder.logits(heldout.x.to(fabric.device)).softmax(-1).cpu(), heldout.y),
+        warnings=weak,
+        **measured(model, heldout, sources["heldout"], 0, size),
+    )

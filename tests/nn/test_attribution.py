@@ -1,0 +1,106 @@
+"""Every channel gets its part of what the experts contribute, and the parts add up."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import density_softmax as ds
+from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.nn.densities import (
+    ClassAwareDensity,
+    FlowDensity,
+    GaussianDensity,
+    GaussianMixtureDensity,
+    TiedMixtureDensity,
+)
+from density_softmax.training import Descent, Estimate
+from density_softmax.types import Batch
+
+CLASSES, WIDTH = 3, 5
+
+
+def samples(number: int = 400) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(number) % CLASSES
+    mixing = torch.randn(WIDTH, WIDTH, generator=generator)
+    noise = torch.randn(number, WIDTH, generator=generator) @ mixing
+    return noise + 20 * torch.eye(CLASSES, WIDTH)[y], y
+
+
+def fitted(density):
+    for stage in density.double().stages():
+        assert isinstance(stage, Estimate)
+        stage.finish(stage.statistics(Batch(*samples())))
+    return density
+
+
+@pytest.mark.parametrize(
+    "density",
+    [
+        GaussianDensity(WIDTH),
+        ClassAwareDensity(WIDTH, CLASSES),
+        GaussianMixtureDensity(WIDTH, CLASSES),
+        TiedMixtureDensity(WIDTH, CLASSES),
+    ],
+    ids=lambda density: type(density).__name__,
+)
+def test_channels_add_up_to_the_negative_log_density_but_a_constant(density):
+    # Far from the border between two classes a mixture is the Gaussian of one.
+    y = samples()[1] == 0
+    z = samples()[0][y].double()
+    experts = fitted(density).experts(z)
+    for amounts, expert in zip(density.amounts(z), experts.T, strict=True):
+        assert amounts.shape == z.shape
+        rest = amounts.sum(-1) + expert
+        torch.testing.assert_close(rest, rest[:1].expand_as(rest), rtol=1e-6, atol=1e-6)
+
+
+def test_channels_that_do_not_correlate_get_their_own_squares():
+    density, scale = GaussianDensity(3).double(), torch.tensor([1.0, 10.0, 0.1]).double()
+    density.whitening.copy_(torch.diag(1 / scale)[[2, 0, 1]])  # in any order of rows
+    z = torch.tensor([[1.0, 20.0, 0.3]]).double()
+    torch.testing.assert_close(density.amounts(z)[0], torch.tensor([[0.5, 2.0, 4.5]]).double())
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+def config(density, **fields) -> DensitySoftmax.Config:
+    return DensitySoftmax.Config(density=density, representation=None, head=None, **fields)
+
+
+METHODS = {
+    "default": "density_softmax",
+    "without classes": config(GaussianDensity.Config(), energy=True),
+    "one expert": config(GaussianMixtureDensity.Config()),
+    "flow": config(FlowDensity.Config(hidden=(4,), descent=Descent(epochs=1)), energy=True),
+    "without experts": "knn",
+}
+
+
+@pytest.mark.filterwarnings("ignore::density_softmax.errors.CalibrationWarning")
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_parts_and_columns_add_up_to_the_epistemic_uncertainty(method):
+    x, y = samples()
+    net = network()
+    with torch.no_grad():
+        y = net(x).argmax(-1)
+    model = ds.attach(
+        net, train=(x[:300], y[:300]), calibration=(x[300:], y[300:]), method=method, progress=False
+    )
+    strange = x[300:306].clone()
+    strange[0, 2] += 300
+    strange[1, 0] = torch.nan
+    found, epistemic = model.explain(strange), model.predict(strange).epistemic.double()
+    torch.testing.assert_close(
+        torch.from_numpy(found.parts.sum(1)), epistemic, rtol=1e-5, atol=1e-5
+    )
+    columns = torch.from_numpy(found.columns.sum(1)) + found.base
+    finite = epistemic.isfinite()
+    assert finite.tolist() == [True, False, True, True, True, True]
+    torch.testing.assert_close(columns[finite], epistemic[finite], rtol=1e-6, atol=1e-5)
+    if method == "density_softmax":
+        assert found.columns[0].argmax() == 2
+        assert tuple(found.experts) == model.experts
