@@ -233,7 +233,8 @@ def test_the_scale_that_is_served_is_the_one_that_was_fitted(seed):
     rows = np.arange(200) % 4
     model = DensitySoftmaxClassifier(random_state=seed).fit(corners[rows], rows).model_
     with torch.no_grad():
-        _, (log_prob, _) = model.logits_and_evidence(model.features(torch.tensor(corners)))
+        _, evidence = model.logits_and_evidence(model.features(torch.tensor(corners)))
+        log_prob = evidence.log_prob
         served = model.scale(log_prob)
         assert log_prob.dtype == served.dtype == torch.float64
         assert torch.equal(served, model.scale.log_factor(log_prob).exp())

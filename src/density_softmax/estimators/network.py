@@ -70,7 +70,8 @@ class DensitySoftmaxClassifier(AbstainingClassifier):
         learning_rate: peak learning rate of Adam, on a one-cycle schedule.
         gradient_penalty: how strongly the network's Jacobian norm is pulled to 1 (λ of Eq. 4),
             so that distances between rows survive in the features; 0 turns it off.
-        density: of the columns and of the features. "gaussian" is a single one, whose covariance
+        density: of the columns and of the features; experts that know the classes stand beside it
+            in the epistemic uncertainty. "gaussian" is a single one, whose covariance
             is shrunk by half or more; "gaussian_mixture" has a Gaussian per class, each with its
             own covariance if every class has more training rows than `width` and X has columns,
             and with a shared one otherwise; "radial" and "realnvp" are flows, slower to train. A

@@ -54,6 +54,8 @@ class DensitySoftmax(FeatureMethod):
             classes: add a class-aware density of the last features: Gaussians of the classes on
                 their directions, and how much these explain. Shallow layers see corruptions,
                 class-aware experts see OOD classes that resemble the known ones.
+            classes_scale: let the class-aware density scale the logits, too; otherwise it counts
+                in the epistemic uncertainty alone.
             energy: add the classifier's own energy log Σ exp g(z), which sees OOD classes too.
             scale: how log densities become factors.
             representation: training of encoder and head (Eq. 4), or null if they are trained.
@@ -65,6 +67,7 @@ class DensitySoftmax(FeatureMethod):
         layers: tuple[str, ...] = ()
         last: bool = True
         classes: bool = False
+        classes_scale: bool = True
         energy: bool = False
         scale: ScaleConfig = field(default_factory=QuantileScale.Config)
         representation: Descent | None = Descent(epochs=100)
@@ -77,7 +80,7 @@ class DensitySoftmax(FeatureMethod):
         config = self.config
         self.penalty = config.penalty.build()
         super().setup(example)
-        self.typicality = Typicality(self._densities(), config.energy)
+        self.typicality = Typicality(self._densities(), config.energy, config.classes_scale)
         self.scale = config.scale.build()
 
     @property
@@ -119,7 +122,7 @@ class DensitySoftmax(FeatureMethod):
             )
 
     def _density_stages(self) -> Iterator[Stage]:
-        names = ("density", "layers", "last", "classes", "energy")
+        names = ("density", "layers", "last", "classes", "classes_scale", "energy")
         settings = {name: getattr(self.config, name) for name in names}
         for stage in self.typicality.stages():
             own = settings | {"objective": stage.name}

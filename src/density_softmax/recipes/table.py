@@ -44,11 +44,15 @@ PENALTY = FrobeniusPenalty.Config(weight=1e-2, exact_below=0, every=8)
 SCALE = QuantileScale.Config(budget=0.01, steepest=0.25, far=0.2)
 # Gaussians of the columns, which fall without end where clipped features do not, and of the last
 # features. Shrunk by half, they do not take a column that drifts by a quarter of its deviation for
-# another world, whatever columns it is correlated with.
+# another world, whatever columns it is correlated with. Experts that know the classes take it for
+# that, and are left to the epistemic uncertainty.
 DENSITY_SOFTMAX = DensitySoftmax.Config(
     penalty=PENALTY,
     density=GaussianDensity.Config(least_shrinkage=0.5),
     layers=("columns",),
+    classes=True,
+    classes_scale=False,
+    energy=True,
     scale=SCALE,
     representation=TRAIN,
     head=None,
