@@ -4,19 +4,29 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-lowest test-sdist docs check format bench clean
+.PHONY: help setup demo test test-lowest test-sdist docs wheel check format bench clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup: $(VENV)/.installed ## create .venv with the tested versions of everything
+# Two steps, so that the demo does not wait for what only tests and documentation need.
+TORCH := $(VENV)/lib/python3*/site-packages/torch
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+setup: $(VENV)/.installed ## create .venv with everything, in the tested versions
+
+$(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) --editable '.[report]'
+	@# The CPU build of torch carries its own C++ tests, 130 MB that nothing here runs.
+	rm -rf $(TORCH)/test $(TORCH)/bin/test_* $(TORCH)/bin/*Test
 	@touch $@
 
-demo: setup ## train on two moons, write figures and a report to runs/demo
+$(VENV)/.installed: $(VENV)/.demo
+	$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.demo ## train on two moons, write figures and a report to runs/demo
 	$(BIN)/density-softmax demo --out runs/demo
 
 test: setup ## run the tests
@@ -45,6 +55,9 @@ docs: setup ## build the documentation into site/, with every warning an error
 	@# Not --quiet: it hides warnings from --strict, too.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+wheel: setup ## build the wheel into dist/, and try it from an empty folder with each Python
+	$(BIN)/python tests/try_wheel.py
+
 check: setup docs ## format, lint, types, documentation and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -62,4 +75,4 @@ bench: setup ## run the benchmarks that need no downloaded data
 	$(BIN)/python benchmarks/corruption_speed.py
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) $(LOWEST) runs site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) runs site dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis

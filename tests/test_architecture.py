@@ -15,7 +15,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # From the bottom up. A module may import from its own layer and from those below it.
 LAYERS = (
     ("errors", "lazy"),
-    ("files", "config"),
+    ("files", "config", "cluster"),
     ("types", "serve", "decide"),
     ("training",),
     ("nn", "data", "metrics"),

@@ -92,6 +92,12 @@ def test_the_metadata_say_what_serving_needs(vectors):
     assert set(json.loads(texts["notes"])["parity"]) == {"1", "7"}
 
 
+def test_the_file_names_no_path_of_the_machine_that_wrote_it(image_file):
+    content = image_file.read_bytes()
+    assert b"site-packages" not in content
+    assert b".py" not in content
+
+
 @pytest.mark.parametrize("share", FALSE_ALARMS)
 def test_at_most_that_share_of_the_held_out_data_raises_a_false_alarm(vectors, share):
     predictor = ds.Predictor(vectors.path)

@@ -204,7 +204,7 @@ def test_a_long_table_is_never_in_memory_as_a_whole(tmp_path):
 
 def test_flags_follow_the_threshold():
     chunk = chunk_of([1, 0], [3, 0], [np.inf, 0], [np.nan, 0])
-    batches = [batch for t in (2.0, None) for *_, batch in _records(Fake(), [chunk], t)]
+    batches = [batch for t in (2.0, None) for batch in _records(Fake(), [chunk], t)]
     flags = [[record.flag for record in batch] for batch in batches]
     assert flags == [["in", "out", "bad", "bad"], ["", "", "bad", "bad"]]
 
@@ -218,7 +218,7 @@ class FakeOfWholeNumbers(Fake):
 @pytest.mark.parametrize("rows", [([1, 0], [np.nan, 0], [3, 0]), ([np.nan, 0],)])
 def test_what_cannot_be_read_is_not_given_to_the_model(rows):
     chunk = chunk_of(*rows)
-    ((_, _, batch),) = _records(FakeOfWholeNumbers(), [chunk], 2.0)
+    (batch,) = _records(FakeOfWholeNumbers(), [chunk], 2.0)
     expected = {1.0: "in", 3.0: "out"}
     assert [r.flag for r in batch] == [expected.get(float(x[0]), "bad") for x in chunk.x]
     bad = [r for r in batch if r.flag == "bad"]

@@ -50,6 +50,12 @@ def trained_model():
     }
 
 
+def policy_data():
+    """What a reader has who wants to choose a threshold, too."""
+    x_policy, y_policy = images(600, 4)
+    return {**trained_model(), **table(), "x_policy": x_policy, "y_policy": y_policy}
+
+
 def table():
     x, y = torch.randn(150, 20), torch.arange(150) % 3
     x += y[:, None]
@@ -113,6 +119,10 @@ GIVEN = {
     "docs/compare.md": compared_model,
     "docs/decisions.md": decisions,
     "docs/deployment.md": attached_model,
+    "docs/index.md": trained_model,
+    "docs/layers.md": trained_model,
+    "docs/migrate.md": policy_data,
+    "docs/thresholds.md": policy_data,
 }
 
 

@@ -359,6 +359,16 @@ def test_a_flipped_bit_anywhere_in_a_file_is_noticed(tmp_path: Path) -> None:
             load(path, encoder)
 
 
+def test_a_file_of_another_format_names_the_version_that_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("density_softmax.methods.base.MODEL_FORMAT", "7")
+    monkeypatch.setattr("density_softmax.methods.base.__version__", "9.2.1")
+    Deterministic(nn.Linear(2, 2), 2).save(tmp_path / "m")
+    with pytest.raises(StorageError, match=r"format 7, written by density-softmax 9\.2\.1"):
+        load(tmp_path / "m", nn.Linear(2, 2))
+
+
 def test_file_that_names_no_method_is_refused(tmp_path: Path) -> None:
     save_file({"x": torch.ones(1)}, tmp_path / "other.safetensors")
     with pytest.raises(StorageError, match=r"other\.safetensors: not written by Method\.save"):

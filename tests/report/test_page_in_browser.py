@@ -1,25 +1,17 @@
 """The page's script in a real browser, where there is one."""
 
-import html
-import json
-import re
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
 from comparison import frame
 
+from chromium import NEEDS_CHROMIUM, Chromium
 from density_softmax.report.page import render_page
 from density_softmax.report.selection import Runs
 from density_softmax.report.tables import build_tables
 from density_softmax.types import Row
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
-
-# Clicks every head twice and leaves in the title what the column then held.
-CLICKS = """<script>
+# Clicks every head twice and returns what the column then held.
+CLICKS = """(() => {
 const seen = [];
 for (const table of document.querySelectorAll("table.sortable")) {
   for (const button of table.querySelectorAll("thead button")) {
@@ -31,26 +23,22 @@ for (const table of document.querySelectorAll("table.sortable")) {
     }
   }
 }
-document.title = JSON.stringify(seen);
-</script></body>"""
+return seen;
+})()"""
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+@NEEDS_CHROMIUM
 def test_a_click_sorts_and_a_second_one_sorts_the_other_way(tmp_path: Path) -> None:
     values = {"sngp": 10.25, "deterministic": 9.5, "duq": -1.0}
     rows = [Row("toy", method, "default", 0, "iid", "nll", v) for method, v in values.items()]
     rows += [Row("toy", "ddu", "default", 0, "iid", "ece", 0.5)]
     tables = [table for table in build_tables(frame(rows)) if table.role == "iid"]
-    page = render_page(Runs((), ()), tables, {}).replace("</body>", CLICKS)
     file = tmp_path / "page.html"
-    file.write_text(page, encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    options += ["--no-first-run", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-    command = [str(BROWSER), *options, file.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    title = re.search(r"<title>(.*?)</title>", shown.stdout, re.DOTALL)
-    assert title is not None
-    names, _, nll, ece = (json.loads(html.unescape(title[1]))[n : n + 2] for n in (0, 2, 4, 6))
+    file.write_text(render_page(Runs((), ()), tables, {}), encoding="utf-8")
+    with Chromium() as page:
+        page.open(file.as_uri())
+        seen = page.run(CLICKS)
+    names, _, nll, ece = (seen[n : n + 2] for n in (0, 2, 4, 6))
     assert names == [
         ["ascending", ["DDU", "DUQ", "ERM", "SNGP"]],
         ["descending", ["SNGP", "ERM", "DUQ", "DDU"]],

@@ -307,6 +307,9 @@ def predict(
     ] = 0.05,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs in memory at once.")] = 64,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 takes all.")] = 0,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")
+    ] = "local",
 ) -> None:
     """Label every input, with confidence, uncertainty and whether it is in or out of the domain.
 
@@ -320,7 +323,7 @@ def predict(
     """
     from density_softmax.cli.serving import run_predict
 
-    run_predict(model, path, out, page, false_alarms, batch_size, threads)
+    run_predict(model, path, out, page, false_alarms, batch_size, threads, engine)
 
 
 @app.command()

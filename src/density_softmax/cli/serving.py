@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich import box
 from rich.console import Console
@@ -73,6 +74,7 @@ def run_predict(
     false_alarms: float,
     batch_size: int,
     threads: int,
+    engine: Literal["local", "ray"],
 ) -> None:
     """Predict for every input; progress and summary go to the standard error.
 
@@ -84,6 +86,7 @@ def run_predict(
         false_alarms: share of known inputs that may be flagged.
         batch_size: inputs in memory at once.
         threads: CPU threads; 0 takes all.
+        engine: this process, or a Ray cluster, where a task has one thread.
     """
     console = Terminal(stderr=True)
     check_page(page, [path, model])
@@ -104,6 +107,7 @@ def run_predict(
             false_alarms=false_alarms,
             batch_size=batch_size,
             workers=threads or os.cpu_count() or 1,
+            replica=partial(_open, model.absolute(), 1) if engine == "ray" else None,
             report=lambda so_far: bar.update(task, note=_line(so_far)),
             gallery=gallery,
         )

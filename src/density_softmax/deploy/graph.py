@@ -257,7 +257,15 @@ def to_onnx(program: ExportedProgram) -> Any:
         raise UserError(f"the model cannot be written as ONNX: {_first_line(error)}") from error
     model = exported.model_proto  # a new object on each access
     _name_batch(model.graph)
+    _forget_sources(model.graph)
     return model
+
+
+def _forget_sources(graph: Any) -> None:
+    """Remove where each node comes from: half of a small file, with paths of this machine."""
+    for part in (graph, *graph.node, *graph.value_info, *graph.input, *graph.output):
+        del part.metadata_props[:]
+        part.ClearField("doc_string")
 
 
 def _name_batch(graph: Any) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PART = ".density-softmax.part"
 # The name of a checksum among the metadata of a tensor file.
 CHECKSUM = "sha256"
+# Of model files; a change that older versions cannot read gets a new number.
+MODEL_FORMAT = "1"
 # File systems allow 255 bytes, some of which an ending and a temporary name need.
 LONGEST_NAME = 150
 # Of tensors that do not fit, so many are named in a message.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import shlex
 import signal
 import socket
@@ -14,9 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from density_softmax.errors import UserError
+from density_softmax.cluster import enter_cluster, import_ray
 
 # Imports of this module stay light: every worker of a cluster has it.
 
@@ -147,23 +145,12 @@ class RayEngine:
     capacity: int | None = None
 
     def __init__(self) -> None:
-        self._ray = _import_ray()
-        self._began = not self._ray.is_initialized()
-        if self._began:
-            self._enter(os.environ.get("RAY_ADDRESS", "local"))
+        self._ray = import_ray()
+        self._began = enter_cluster(self._ray)
         machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         self._most_cpus = max(int(machine.get("CPU", 1)) for machine in machines)
         self._most_gpus = max(int(machine.get("GPU", 0)) for machine in machines)
         self._task = self._ray.remote(run_job)
-
-    def _enter(self, address: str) -> None:
-        try:
-            self._ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except Exception as error:  # Ray has no common base for what can go wrong here
-            raise UserError(
-                f"Ray at '{address}' cannot be used ({error}); its logs are in "
-                "/tmp/ray/session_latest/logs, and --engine local needs no cluster"
-            ) from error
 
     def submit(self, job: Job) -> Future[Outcome]:
         """Queue a task that takes the job's share of a machine."""
@@ -180,12 +167,3 @@ class RayEngine:
         """Leave the cluster, which ends the tasks under way, unless others entered it before."""
         if self._began:
             self._ray.shutdown()
-
-
-def _import_ray() -> Any:
-    try:
-        return importlib.import_module("ray")
-    except ImportError:
-        raise UserError(
-            "--engine ray needs the package ray: pip install 'density-softmax[cluster]'"
-        ) from None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from density_softmax.config import from_dict
 from density_softmax.files import (
     CHECKSUM,
+    MODEL_FORMAT,
     StorageError,
     differences,
     hash_content,
@@ -66,6 +67,7 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
     """
     tensors, metadata = load_tensors(Path(path))
     _check_content(Path(path), tensors, metadata)
+    _check_format(Path(path), metadata)
     try:
         config = from_dict(MethodConfig, json.loads(metadata["method"]))
         num_classes, example = int(metadata["num_classes"]), _example(metadata)
@@ -101,6 +103,16 @@ def _check_content(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str
         raise StorageError(
             f"{path}: damaged, its content does not match its checksum; copy it again from where "
             "it was written, or save the model again"
+        )
+
+
+def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
+    """Refuse a file that another version wrote in a form which this one does not know."""
+    if (found := metadata.get("format", "0")) != MODEL_FORMAT:
+        raise StorageError(
+            f"{path}: is a model file of format {found}, written by density-softmax "
+            f"{metadata.get('version', 'of an unknown version')}; this version reads format "
+            f"{MODEL_FORMAT}. Load it with that version, or fit and save the model again"
         )
 
 

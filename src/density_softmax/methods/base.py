@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from density_softmax import __version__
 from density_softmax.config import Family, Members, to_dict
-from density_softmax.files import CHECKSUM, hash_content, save_tensors
+from density_softmax.files import CHECKSUM, MODEL_FORMAT, hash_content, save_tensors
 from density_softmax.nn.backbones.base import feature_width
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.classifier import Classifier
@@ -125,6 +125,7 @@ class Method(Classifier, ABC):
             "method": json.dumps(to_dict(self.config)),
             "num_classes": str(self.num_classes),
             "version": __version__,
+            "format": MODEL_FORMAT,
         }
         if self.example_shape is not None:
             metadata["example_shape"] = json.dumps(self.example_shape)

@@ -26,3 +26,23 @@ function sort(head) {
 for (const button of document.querySelectorAll("table.sortable thead button")) {
   button.addEventListener("click", () => sort(button.parentElement));
 }
+
+// A link to a section opens it. Print opens every section, and closes those again that were closed.
+function unfold() {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (target instanceof HTMLDetailsElement) target.open = true;
+}
+
+const opened = [];
+addEventListener("hashchange", unfold);
+addEventListener("beforeprint", () => {
+  for (const section of document.querySelectorAll("details:not([open])")) {
+    section.open = true;
+    opened.push(section);
+  }
+});
+addEventListener("afterprint", () => {
+  while (opened.length) opened.pop().open = false;
+});
+for (const link of document.querySelectorAll("nav a")) link.addEventListener("click", () => setTimeout(unfold));
+unfold();

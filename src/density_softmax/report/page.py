@@ -26,6 +26,7 @@ from density_softmax.report.paper import paper_penalties, paper_results
 from density_softmax.report.requirements import build_requirement_tables
 from density_softmax.report.selection import LeftOut, Runs, sort_runs
 from density_softmax.report.tables import Table, build_penalty_tables, build_tables, fold
+from density_softmax.report.verdict import verdict_of
 from density_softmax.runs.rows import write_rows
 from density_softmax.runs.run import Run, find_runs
 from density_softmax.types import Row
@@ -38,6 +39,10 @@ TERMINAL_COLUMNS = 8
 # Figures are shown larger than printed, in CSS pixels per inch.
 PIXELS_PER_INCH = 165
 MISSING = "–"
+# The figures that a page opens with, by the ends of their file names, the first that there is.
+LEADS = ("-variance", "-severity", "-iid", "-risk-coverage")
+# Figures of one kind that a section shows one after another; further ones are folded.
+MOST_ALIKE = 2
 LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -197,7 +202,7 @@ def as_html(table: Table) -> str:
 def render_page(
     runs: Runs, tables: Sequence[Table], figures: Mapping[str, Sequence[Picture]]
 ) -> str:
-    """The whole page as HTML: the tables, a section for each kind of figure, and how it was run.
+    """The whole page as HTML: the verdict, a picture, the results, and the rest folded.
 
     Args:
         runs: those reported on, and those left out.
@@ -205,21 +210,50 @@ def render_page(
         figures: by the title of their section.
     """
     finished = runs.finished
-    titles = [*(["Results"] if tables else []), *figures, *(["How it was run"] if finished else [])]
+    lead = lead_picture(figures)
+    shown = {name: [p for p in pictures if p is not lead] for name, pictures in figures.items()}
     return render(
         "page.html.j2",
-        sections=titles,
+        verdicts=[verdict_of(table) for table in tables if table.role == "results"],
+        lead=lead,
         num_runs=len(finished),
         num_seeds=len({run.seed for run in finished}),
         methods=list(dict.fromkeys(method_name(run.kind) for run in finished)),
         recipes=list(dict.fromkeys(set_name(run.recipe.name) for run in finished)),
         left_out=[each.text for each in runs.left_out],
-        tables=tables,
-        figures=figures,
+        results=[table for table in tables if table.role == "results"],
+        tables=[table for table in tables if table.role not in ("results", "each shift")],
+        shifts=[table for table in tables if table.role == "each shift"],
+        figures={name: series_of(pictures) for name, pictures in shown.items() if pictures},
         commands=[shlex.join(run.command()) for run in finished],
         environments=_environments(finished),
         settings=_recipes(finished),
     )
+
+
+def lead_picture(figures: Mapping[str, Sequence[Picture]]) -> Picture | None:
+    """The figure that a page opens with: what says most about the runs.
+
+    Args:
+        figures: by the title of their section.
+    """
+    pictures = [picture for each in figures.values() for picture in each]
+    for ending in LEADS:
+        for picture in pictures:
+            if picture.file.name.endswith(ending):
+                return picture
+    return pictures[0] if pictures else None
+
+
+def series_of(pictures: Sequence[Picture]) -> list[tuple[list[Picture], list[Picture]]]:
+    """The pictures by what drew them: those to show, and further ones of the same kind.
+
+    Args:
+        pictures: of one section, in their order.
+    """
+    kinds = dict.fromkeys(picture.kind for picture in pictures)
+    series = [[picture for picture in pictures if picture.kind == kind] for kind in kinds]
+    return [(each[:MOST_ALIKE], each[MOST_ALIKE:]) for each in series]
 
 
 def _write_tables(tables: Sequence[Table], left_out: Sequence[LeftOut], folder: Path) -> None:

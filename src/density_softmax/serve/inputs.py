@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +42,20 @@ class Chunk(NamedTuple):
     notes: list[str]
 
 
+class Part(NamedTuple):
+    """A batch as it is found: nothing is decoded or normalised yet.
+
+    Attributes:
+        names: paths, or the numbers of rows from 0.
+        raw: image files; or bytes or numbers, (batch, ...).
+        notes: why an input could not be read; empty if it could.
+    """
+
+    names: list[str]
+    raw: list[Path] | NDArray[Any]
+    notes: list[str]
+
+
 def read_chunks(path: Path, card: Card, batch_size: int, workers: int = 1) -> Iterator[Chunk]:
     """The inputs at a path, in order, as a model reads them.
 
@@ -50,49 +65,83 @@ def read_chunks(path: Path, card: Card, batch_size: int, workers: int = 1) -> It
         batch_size: inputs per chunk.
         workers: threads that decode images.
     """
+    return _chunks(read_parts(path, card, batch_size), card, workers)
+
+
+def _chunks(parts: Iterator[Part], card: Card, workers: int) -> Iterator[Chunk]:
+    with ThreadPoolExecutor(workers) as pool:
+        for part in parts:
+            yield chunk_of(part, card, pool)
+
+
+def read_parts(path: Path, card: Card, batch_size: int) -> Iterator[Part]:
+    """The inputs at a path, in order, with as little work as that takes.
+
+    Args:
+        path: a folder of images, an image, an .npz or a .csv file.
+        card: of the model.
+        batch_size: inputs per part.
+    """
     kind = path.suffix.lower()
     if path.is_dir() or kind in IMAGE_SUFFIXES:
-        return _image_chunks(path, card, batch_size, workers)
+        return _image_parts(path, card, batch_size)
     regular_file(path)
     if kind == ".npz":
-        return _array_chunks(path, card, batch_size)
+        return _array_parts(path, card, batch_size)
     if kind == ".csv":
-        return _table_chunks(path, card, batch_size)
+        return _table_parts(path, card, batch_size)
     raise DataError(f"{path}: predict reads an image folder, an image, an .npz or a .csv file")
 
 
-def _image_chunks(path: Path, card: Card, batch_size: int, workers: int) -> Iterator[Chunk]:
-    normalisation, shape = _image_normalisation(path, card), card.input_shape
+def chunk_of(part: Part, card: Card, pool: Executor) -> Chunk:
+    """A part as a model reads it.
 
-    def read(file: Path) -> tuple[Floats, str]:
-        try:
-            return normalisation(decode(file, *shape)[None])[0], ""
-        # Decoders raise errors of every kind on broken files; none may stop the others.
-        except Exception as error:
-            return np.full(shape, np.nan, np.float32), " ".join(str(error).split())
+    Args:
+        part: of `read_parts`.
+        card: of the model.
+        pool: decodes images.
+    """
+    if not isinstance(part.raw, list):
+        return Chunk(part.names, prepared(part.raw, card), part.notes)
+    images, notes = zip(*pool.map(partial(_decoded, card), part.raw), strict=True)
+    return Chunk(part.names, np.stack(images), list(notes))
 
+
+def _decoded(card: Card, file: Path) -> tuple[Floats, str]:
+    """An image, or NaN and the reason."""
+    try:
+        return image_normalisation(str(file), card)(decode(file, *card.input_shape)[None])[0], ""
+    # Decoders raise errors of every kind on broken files; none may stop the others.
+    except Exception as error:
+        return np.full(card.input_shape, np.nan, np.float32), " ".join(str(error).split())
+
+
+def _image_parts(path: Path, card: Card, batch_size: int) -> Iterator[Part]:
+    what = "a folder of images" if path.is_dir() else "an image"
+    image_normalisation(f"{path}: {what}", card)
     found = False
-    with ThreadPoolExecutor(workers) as pool:
-        for files in _batches(_image_files(path), batch_size):
-            found = True
-            images, notes = zip(*pool.map(read, files), strict=True)
-            names = [
-                os.path.relpath(file, path if path.is_dir() else path.parent) for file in files
-            ]
-            # As text that every output format can hold.
-            shown = [os.fsencode(name).decode("utf-8", "replace") for name in names]
-            yield Chunk(shown, np.stack(images), list(notes))
+    for files in _batches(_image_files(path), batch_size):
+        found = True
+        names = [os.path.relpath(file, path if path.is_dir() else path.parent) for file in files]
+        # As text that every output format can hold.
+        shown = [os.fsencode(name).decode("utf-8", "replace") for name in names]
+        yield Part(shown, files, [""] * len(files))
     if not found:
         raise DataError(f"{path}: holds no images ({', '.join(IMAGE_SUFFIXES)})")
 
 
-def _image_normalisation(path: Path, card: Card) -> Normalisation:
+def image_normalisation(what: str, card: Card) -> Normalisation:
+    """How a model prepares images; an error if it reads none.
+
+    Args:
+        what: the images, for error messages.
+        card: of the model.
+    """
     if len(card.input_shape) != 3 or card.input_shape[0] not in (1, 3):
-        what = "a folder of images" if path.is_dir() else "an image"
-        raise DataError(f"{path}: {what}, but the model reads inputs of shape {card.input_shape}")
+        raise DataError(f"{what}, but the model reads inputs of shape {card.input_shape}")
     if card.normalisation is None or card.normalisation.kind != "images":
         raise DataError(
-            f"{path}: the model does not say how images are normalised; "
+            f"{what}, but the model does not say how images are normalised; "
             "export it from a run, or with normalisation="
         )
     return card.normalisation
@@ -110,7 +159,7 @@ def _image_files(path: Path) -> Iterator[Path]:
                 yield Path(folder, name)
 
 
-def _array_chunks(path: Path, card: Card, batch_size: int) -> Iterator[Chunk]:
+def _array_parts(path: Path, card: Card, batch_size: int) -> Iterator[Part]:
     with open_npz(path) as archive:
         chosen = next((name for name in ("x", "x_test") if name in archive.names), None)
         if chosen is None:
@@ -123,7 +172,7 @@ def _array_chunks(path: Path, card: Card, batch_size: int) -> Iterator[Chunk]:
                 rows = range(first, min(first + batch_size, num_rows))
                 data = stream.read(len(rows) * num_bytes)
                 x = np.frombuffer(data, header.dtype).reshape(len(rows), *shape)
-                yield Chunk([*map(str, rows)], _prepared(x, card, path), [""] * len(rows))
+                yield Part([*map(str, rows)], x, [""] * len(rows))
 
 
 def _check_array(path: Path, header: ArrayHeader, card: Card) -> None:
@@ -138,6 +187,7 @@ def _check_array(path: Path, header: ArrayHeader, card: Card) -> None:
         raise DataError(f"{path}: holds no rows")
     one = shape[1:]
     if _are_images(dtype, card):
+        image_normalisation(f"{path}: images", card)
         one = (*one, 1) if len(one) == 2 else one
         one = (*one[-1:], *one[:-1])
     if one != card.input_shape:
@@ -151,36 +201,45 @@ def _are_images(dtype: np.dtype[Any], card: Card) -> bool:
     return dtype == np.uint8 and len(card.input_shape) == 3
 
 
-def _prepared(x: NDArray[Any], card: Card, path: Path) -> Floats:
-    """Bytes and table rows are normalised; floating-point images are taken as they are."""
+def prepared(x: NDArray[Any], card: Card) -> Floats:
+    """Bytes and table rows are normalised; floating-point images are taken as they are.
+
+    Args:
+        x: inputs as they were read, (batch, ...).
+        card: of the model.
+    """
     if _are_images(x.dtype, card):
         x = np.moveaxis(x[..., None] if x.ndim == 3 else x, -1, 1)
-        return _image_normalisation(path, card)(x)
+        return image_normalisation("images", card)(x)
     if card.normalisation is not None and card.normalisation.kind == "table":
         return card.normalisation(x)
     with np.errstate(over="ignore"):
         return x.astype(np.float32)
 
 
-def _table_chunks(path: Path, card: Card, batch_size: int) -> Iterator[Chunk]:
+def _table_parts(path: Path, card: Card, batch_size: int) -> Iterator[Part]:
     if len(card.input_shape) != 1:
         raise DataError(f"{path}: a table, but the model reads inputs of shape {card.input_shape}")
     first = 0
     with open_csv(path) as table:
-        for rows in _batches(_table_rows(table, card), batch_size):
+        for rows in _batches(table_rows(table, card), batch_size):
             x = np.array([row.numbers for row in rows], np.float64)
             names = [str(first + row) for row in range(len(rows))]
             first += len(rows)
-            yield Chunk(names, _prepared(x, card, path), [row.problem for row in rows])
+            yield Part(names, x, [row.problem for row in rows])
     if not first:
         raise DataError(f"{path}: holds no rows")
 
 
-def _table_rows(table: CsvTable, card: Card) -> Iterator[TableRow]:
+def table_rows(table: CsvTable, card: Card) -> Iterator[TableRow]:
     """The rows of a table, with the numbers that the model reads.
 
     If the model knows the names of its columns, the first line must contain them, in any order
     and among others. Otherwise all columns are read, and a first line without numbers is skipped.
+
+    Args:
+        table: an open one.
+        card: of the model.
     """
     header, path = table.header, table.path
     columns = card.normalisation.columns if card.normalisation is not None else ()

@@ -56,6 +56,7 @@ def predict_stream(
     false_alarms: float = 0.05,
     batch_size: int = 64,
     workers: int = 1,
+    replica: Callable[[], Served] | None = None,
     report: Callable[[Throughput], None] = lambda throughput: None,
     gallery: Gallery | None = None,
 ) -> Throughput:
@@ -68,20 +69,27 @@ def predict_stream(
         false_alarms: share of in-domain inputs that may be flagged as `out`.
         batch_size: inputs in memory at a time.
         workers: threads that decode images.
+        replica: opens the model in each process of a Ray cluster; None predicts in this process.
         report: called after each batch.
-        gallery: collects the most and the least typical inputs.
+        gallery: collects the most and the least typical inputs; not on a cluster.
     """
+    if replica is not None and gallery is not None:
+        raise UserError("--page: is for --engine local, where the inputs are at hand")
     if out is not None and out.exists() and path.exists() and out.samefile(path):
         raise UserError(f"--out {out}: is the input, which it would replace; choose another name")
     threshold = model.card.threshold(false_alarms)
-    chunks = read_chunks(path, model.card, batch_size, workers)
+    if replica is None:
+        chunks = read_chunks(path, model.card, batch_size, workers)
+        batches = _records(model, chunks, threshold, gallery)
+    else:
+        from density_softmax.serve.cluster import records_on_cluster
+
+        batches = records_on_cluster(replica, path, model.card, batch_size, threshold)
     flags: Counter[str] = Counter()
     began, found = perf_counter(), Throughput(0.0, flags)
     with open_output(out) as write:
-        for chunk, answer, batch in _records(model, chunks, threshold):
+        for batch in batches:
             write(batch)
-            if gallery is not None:
-                gallery.add(chunk, answer, batch)
             flags.update(record.flag for record in batch)
             found = Throughput(perf_counter() - began, flags)
             report(found)
@@ -89,17 +97,33 @@ def predict_stream(
 
 
 def _records(
-    model: Served, chunks: Iterable[Chunk], threshold: float | None
-) -> Iterator[tuple[Chunk, Answer, list[Record]]]:
-    """One batch after another, with the model's answer and its records."""
+    model: Served, chunks: Iterable[Chunk], threshold: float | None, gallery: Gallery | None = None
+) -> Iterator[list[Record]]:
+    """The records of one batch after another."""
     for chunk in chunks:
-        readable = np.array([np.isfinite(x).all() for x in chunk.x], bool)
-        answer = _answer(model, chunk.x, readable)
-        records = [
-            _record(model.card, chunk, answer, row, bool(readable[row]), threshold)
-            for row in range(len(chunk.x))
-        ]
-        yield chunk, answer, records
+        yield records_of(model, chunk, threshold, gallery)
+
+
+def records_of(
+    model: Served, chunk: Chunk, threshold: float | None, gallery: Gallery | None = None
+) -> list[Record]:
+    """The records of a batch.
+
+    Args:
+        model: an exported model, or that of a run.
+        chunk: prepared inputs.
+        threshold: of the epistemic uncertainty, above which an input is flagged as `out`.
+        gallery: collects the most and the least typical inputs.
+    """
+    readable = np.array([np.isfinite(x).all() for x in chunk.x], bool)
+    answer = _answer(model, chunk.x, readable)
+    records = [
+        _record(model.card, chunk, answer, row, bool(readable[row]), threshold)
+        for row in range(len(chunk.x))
+    ]
+    if gallery is not None:
+        gallery.add(chunk, answer, records)
+    return records
 
 
 def _answer(model: Served, x: NDArray[np.float32], readable: NDArray[np.bool_]) -> Answer:

@@ -44,13 +44,23 @@ class Drawing(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A saved figure: its path without ending, a WebP for the page, and its width in inches."""
+    """A saved figure.
+
+    Attributes:
+        file: its path without ending.
+        title: what it shows.
+        caption: how to read it.
+        preview: a WebP for the page.
+        width: in inches.
+        kind: the module that drew it; figures of one kind look alike.
+    """
 
     file: Path
     title: str
     caption: str
     preview: bytes
     width: float
+    kind: str = ""
 
 
 def write_figures(
@@ -68,11 +78,12 @@ def write_figures(
         bar = bars.add("figures", sum(map(len, SECTIONS.values())))
         for section, names in SECTIONS.items():
             bar.note(section.lower())
-            for module in (import_module(f"{__name__}.{name}") for name in names):
+            for name in names:
+                module = import_module(f"{__name__}.{name}")
                 for drawing in (drawing for each in settings for drawing in module.draw(each)):
                     stem = distinct_stem(drawing.stem, taken)
                     picture = save_figure(drawing._replace(stem=stem), folder)
-                    found.setdefault(section, []).append(picture)
+                    found.setdefault(section, []).append(picture._replace(kind=name))
                 bar.advance()
         bar.note("")
     return found
