@@ -96,7 +96,7 @@ def test_the_density_falls_without_end(on_moons):
 
 
 def test_where_probabilities_are_equal_the_label_is_still_that_of_the_logits(on_moons):
-    far = ring(1000)
+    far = ring(1e8)
     model = on_moons.model_
     assert (model.predict(far).probs == 0.5).all()
     with torch.no_grad():
