@@ -65,7 +65,7 @@ class DensitySoftmaxClassifier(AbstainingClassifier):
         depth: number of residual layers.
         epochs: passes over the training data. None takes as many as give 300 steps of the
             optimizer, and at least 20; training stops early once the held-out NLL has not
-            improved for 20 epochs.
+            improved for 10 epochs.
         batch_size: rows per step; larger ones are faster on tables of more than 10,000 rows.
         learning_rate: peak learning rate of Adam, on a one-cycle schedule.
         gradient_penalty: how strongly the network's Jacobian norm is pulled to 1 (λ of Eq. 4),

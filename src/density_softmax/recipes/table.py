@@ -31,7 +31,7 @@ TRAIN = Descent(
     batch_size=256,
     optimizer=OPTIMIZER,
     schedule=OneCycle(),
-    patience=20,
+    patience=10,
     min_batches=4,
 )
 # For methods of which some parameters must not decay.
