@@ -2,16 +2,21 @@
 
 import copy
 import warnings
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import density_softmax as ds
-from density_softmax.engine.calibration import cross_validate, digests, predict_features
+from density_softmax.decide.calibration import _refuse_known
+from density_softmax.engine.calibration import cross_validate, predict_features
 from density_softmax.errors import CalibrationWarning, UserError
+from density_softmax.files.cards import as_json
 from density_softmax.metrics import ece, nll
+from density_softmax.nn.execution import digests
 from density_softmax.nn.finding import NUM_PROBED
 from density_softmax.nn.softmax.head import fit_temperature
 from density_softmax.nn.softmax.scale import TemperatureScale
@@ -234,7 +239,7 @@ def test_the_summary_names_what_was_found_and_survives_the_way_to_a_file(trained
     assert all(f"{score:.4f}" in text for score in scores)
     model.save(tmp_path / "model.safetensors")
     loaded = ds.load(tmp_path / "model.safetensors", copy.deepcopy(trained))
-    assert loaded.calibration == found
+    assert as_json(loaded.calibration) == as_json(found)
     assert loaded.summary() == text
     assert copy.deepcopy(model).summary() == text
 
@@ -262,3 +267,37 @@ def test_warnings_point_to_the_call_of_attach(trained):
             progress=False,
         )
     assert {each.filename for each in caught} == {__file__}
+
+
+def test_samples_that_set_the_scale_fit_no_policy(trained):
+    model, (x, y) = attached(trained), points(300, 2)
+    pairs = [(x, y), (x.double().numpy(), y.numpy())]
+    pairs.append(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 64))
+    for data in pairs:
+        with pytest.raises(UserError, match="100% of the samples set temperature and scale"):
+            ds.Policy.fit(model, data, coverage=0.9)
+    ds.Policy.fit(model, points(300, 7), coverage=0.9)
+
+
+def test_a_sketch_of_the_calibration_data_knows_them_again():
+    rng = np.random.default_rng(0)
+    ours, others = rng.integers(-(2**62), 2**62, (2, 5000))
+    known = SimpleNamespace(digests=tuple(np.sort(ours)[:512].tolist()), num_calibration=5000)
+    with pytest.raises(UserError, match="which divides the calibration data"):
+        _refuse_known(np.concatenate([ours[:500], others[:4000]]), known)
+    _refuse_known(np.concatenate([ours[:50], others]), known)
+    _refuse_known(np.repeat(ours[:20], 100), known)  # rows of a table that repeat themselves
+
+
+def test_attach_divides_the_calibration_data_for_a_policy(trained, tmp_path):
+    model = attached(trained, policy={"coverage": 0.9, "false_alarms": 0.05})
+    assert model.calibration.num_calibration == 150
+    assert model.policy.samples["samples"] == 150
+    assert "coverage 150" in model.summary()
+    x, y = points(2000, 9)
+    sets = model.policy(model.predict(x)).sets
+    assert 0.82 < sets[np.arange(2000), y].mean() < 0.97
+    model.save(tmp_path / "model.safetensors")
+    loaded = ds.load(tmp_path / "model.safetensors", copy.deepcopy(trained))
+    assert loaded.policy.to_dict() == model.policy.to_dict()
+    assert copy.deepcopy(model).policy is not None

@@ -114,7 +114,7 @@ def known(path: Path, heldout: Samples) -> dict[str, Any]:
     return {
         "class_names": predictor.class_names,
         "input_shape": predictor.card.input_shape,
-        "threshold": predictor.card.threshold(0.05),
+        "threshold": predictor.card.thresholds[0.05],
         "knots": [float(f"{value:.6g}") for value in knots.tolist()],
     }
 

@@ -20,8 +20,8 @@ from sklearn.datasets import make_moons
 
 import density_softmax as ds
 from density_softmax.decide.conformal import Ranks
-from density_softmax.decide.decision import ACTIONS
 from density_softmax.decide.martingale import Bets
+from density_softmax.decide.policy import ACTIONS
 from density_softmax.report.style import (
     DARK_BLUE,
     DARK_ORANGE,

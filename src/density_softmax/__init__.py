@@ -13,8 +13,8 @@ __version__ = "0.1.0"
 # seconds to import and neither `--help` nor a deployed model needs it.
 if TYPE_CHECKING:
     from density_softmax.comparison import compare as compare
-    from density_softmax.decide.decision import Decision as Decision
     from density_softmax.decide.monitor import Monitor as Monitor
+    from density_softmax.decide.policy import Decision as Decision
     from density_softmax.decide.policy import Policy as Policy
     from density_softmax.deploy.export import export as export
     from density_softmax.engine.fit import fit as fit

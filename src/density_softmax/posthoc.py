@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.data.loaders import as_source
-from density_softmax.data.sources import ArraySource
+from density_softmax.data.sources import ArraySource, batches, halves
+from density_softmax.decide.conformal import Ranks
+from density_softmax.decide.policy import Policy
 from density_softmax.engine import EngineConfig, fit, start
 from density_softmax.engine.calibration import (
     cross_validate,
@@ -33,8 +35,7 @@ from density_softmax.nn.execution import seeded
 from density_softmax.nn.finding import NUM_PROBED, find_head, probe, shallow_layers
 from density_softmax.nn.softmax.head import Head
 from density_softmax.recipes.attach import closed_form
-from density_softmax.serve.card import thresholds_of
-from density_softmax.types import Calibration, Inputs, Source
+from density_softmax.types import NUM_DIGESTS, Calibration, Inputs, Source
 
 if TYPE_CHECKING:
     from sklearn.base import ClassifierMixin
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
 # What `attach` attaches if nothing else is asked for.
 DEFAULT = "density_softmax"
-# Quantiles of held-out uncertainty that are kept: typicality is told to a quarter of a percent.
-NUM_KNOTS = 401
 
 
 @overload
@@ -65,6 +64,7 @@ def attach(
     head: str | None = None,
     layers: Sequence[str] | None = None,
     method: str | MethodConfig = DEFAULT,
+    policy: Mapping[str, Any] | None = None,
     seed: int = 0,
     engine: EngineConfig | None = None,
     progress: bool = True,
@@ -97,6 +97,9 @@ def attach(
         method: another post-hoc method by its name, such as "knn", or the settings of one in
             detail, `layers` included. These must not train the network: `descent` is None, of
             Density-Softmax `representation`.
+        policy: what to promise, as arguments of `Policy.fit`, such as {"coverage": 0.95}. Half of
+            the calibration samples then sets temperature and scale, and the other half fits
+            `policy` of the result: samples that did both would make promises too good.
         seed: decides every random draw.
         engine: devices, processes and precision.
         progress: draw progress bars, and print NLL and ECE before and after.
@@ -114,7 +117,12 @@ def attach(
     with seeded(seed, example.device):
         attached = around(encoder, config, example)
     options: dict[str, Any] = {"seed": seed, "engine": engine, "progress": progress}
-    fit_calibrated(attached, encoder, sources, layers=layers_of(config) or (), **options)
+    splits, others = dict[str, Source](sources), None
+    if policy is not None:
+        splits["heldout"], others = halves(sources["heldout"], seed)
+    fit_calibrated(attached, encoder, splits, layers=layers_of(config) or (), **options)
+    if others is not None:
+        attached.policy = Policy.fit(attached, batches(others), **{"seed": seed, **(policy or {})})
     return attached
 
 
@@ -277,6 +285,7 @@ def fit_calibrated(
         temperature=temperature_of(method),
         before=before,
         warnings=tuple(weaknesses),
+        digests=smallest_digests(rows["heldout"]["digest"]),
         **measured(method, heldout, splits[1], seed, engine.predict_batch_size),
     )
     if shown:
@@ -298,11 +307,18 @@ def measured(
     """
     probs = cross_validate(method, heldout.x, heldout.y, seed, batch_size)
     epistemic = predict_features(method, heldout.x, batch_size).epistemic
-    levels = torch.linspace(0, 1, min(NUM_KNOTS, len(epistemic)), dtype=torch.float64)
-    knots = torch.quantile(epistemic.double(), levels, interpolation="higher")
-    found = {"thresholds": thresholds_of(epistemic.numpy()), "knots": tuple(knots.tolist())}
+    found = {"typical": Ranks.of(epistemic.double().numpy())}
     reference = _row_of_numbers(inputs, int(epistemic.argmin()))
     return {"after": scores(probs, heldout.y), **found, "reference": reference}
+
+
+def smallest_digests(digests: Tensor) -> tuple[int, ...]:
+    """Those that a calibration keeps of its samples.
+
+    Args:
+        digests: of all samples, (samples,).
+    """
+    return tuple(digests.sort().values[:NUM_DIGESTS].tolist())
 
 
 def _row_of_numbers(inputs: Source, index: int) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from density_softmax.decide.conformal import Ranks
 from density_softmax.errors import UserError
 
 if TYPE_CHECKING:
@@ -200,6 +201,10 @@ class Scores:
     ece: float
 
 
+# Of the digests of calibration inputs so many are kept.
+NUM_DIGESTS = 512
+
+
 @dataclass(frozen=True)
 class Calibration:
     """What `attach` read, and what it did to the probabilities.
@@ -213,10 +218,10 @@ class Calibration:
         before: scores of the network alone on the calibration data.
         after: scores of the method there. Cross-validated: what is fitted to calibration data was
             fitted to other samples than those it is scored on.
-        thresholds: by share of false alarms, the epistemic uncertainty that this share of the
-            calibration samples exceeds.
         warnings: what is weak about the data.
-        knots: quantiles of the epistemic uncertainty of the calibration samples, ascending.
+        typical: the ranks of the epistemic uncertainties of the calibration samples.
+        digests: the smallest 64-bit digests of the calibration inputs, ascending, by which they
+            are known again: all of them, or `NUM_DIGESTS`.
         reference: the most typical calibration sample, if samples are rows of numbers.
     """
 
@@ -227,19 +232,15 @@ class Calibration:
     temperature: float | None
     before: Scores
     after: Scores
-    thresholds: Mapping[float, float]
     warnings: tuple[str, ...]
-    knots: tuple[float, ...] = ()
+    typical: Ranks
+    digests: tuple[int, ...] = ()
     reference: tuple[float, ...] = ()
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Calibration:
-        """From what `dataclasses.asdict` gave, or JSON made of it."""
-        scores = {name: Scores(**values[name]) for name in ("before", "after")}
-        names = ("layers", "warnings", "knots", "reference")
-        texts = {name: tuple(values.get(name, ())) for name in names}
-        thresholds = {float(share): value for share, value in values["thresholds"].items()}
-        return cls(**{**values, **scores, **texts, "thresholds": thresholds})
+    @property
+    def thresholds(self) -> dict[float, float]:
+        """By share of false alarms, the epistemic uncertainty that at most this share exceeds."""
+        return self.typical.thresholds
 
     def lines(self) -> list[str]:
         """A few lines of text."""

@@ -19,7 +19,8 @@ from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.methods.base import Method
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.densities.gaussian import WhitenedDensity
-from density_softmax.posthoc import measured, temperature_of
+from density_softmax.nn.execution import digests
+from density_softmax.posthoc import measured, smallest_digests, temperature_of
 from density_softmax.training import Estimate, Values
 from density_softmax.types import Batch, Source
 
@@ -73,6 +74,7 @@ def update(
         merged = {n: t + new[f"{stage.name}/{n}"].cpu() for n, t in model.sums[stage.name].items()}
         model.sums[stage.name] = merged
         stage.finish({name: fabric.to_device(value) for name, value in merged.items()})
+    model.policy = None  # which was for what the model predicted before
     if calibration is None:
         _keep_constants(model, kept, len(sources["train"]))
     else:
@@ -125,7 +127,8 @@ def _calibrate_again(
     size, encoder = engine.predict_batch_size, model.encoder
 
     def features(batch: Batch) -> Values:
-        return {"z": model.features(batch.x).float(), "y": batch.y}
+        z = model.features(batch.x).float()
+        return {"z": z, "y": batch.y, "digest": digests(batch.x).to(z.device)}
 
     found = collect(fabric, sources["heldout"], features, size)
     heldout = ArraySource(found["z"], found["y"])
@@ -142,5 +145,6 @@ def _calibrate_again(
         temperature=temperature_of(model),
         before=scores(encoder.logits(heldout.x.to(fabric.device)).softmax(-1).cpu(), heldout.y),
         warnings=weak,
+        digests=smallest_digests(found["digest"]),
         **measured(model, heldout, sources["heldout"], 0, size),
     )

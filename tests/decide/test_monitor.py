@@ -150,8 +150,11 @@ def test_the_expert_that_moved_is_named():
     monitor.update(sample(300, 4)[0], experts=scores)
     assert next(iter(monitor.moved)) == "layer2"
     assert not monitor.alarm  # experts explain, they do not alarm
-    with pytest.raises(UserError, match="this monitor has layer1, layer2"):
-        monitor.update(sample(10, 5)[0])
+    before = monitor.moved["layer2"]
+    monitor.update(sample(10, 5)[0])  # which tells nothing about them
+    assert monitor.moved["layer2"] == before
+    with pytest.raises(UserError, match="experts layer3: this monitor has layer1, layer2"):
+        monitor.update(sample(10, 5)[0], experts={"layer3": np.zeros(10)})
 
 
 def test_rows_that_are_not_finite_count_as_most_unusual():

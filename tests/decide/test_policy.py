@@ -12,6 +12,7 @@ from worlds import Predicted, gaussians, softmax
 import density_softmax as ds
 from density_softmax.decide.conformal import GuaranteeError, WeightedQuantile
 from density_softmax.errors import UserError
+from density_softmax.files.cards import as_json
 
 ALL = {"coverage": 0.9, "max_error": 0.05, "false_alarms": 0.01}
 
@@ -198,8 +199,8 @@ def test_samples_that_are_not_finite_fit_nothing_and_are_counted():
     assert found.samples["not finite"] == 100
     assert found.typical.count == 900
     again = ds.Policy.fit(None, (clean, y[~broken]), **ALL)
-    assert found.typical.to_dict() == again.typical.to_dict()
-    assert found.sets.to_dict() == again.sets.to_dict()
+    assert as_json(found.typical) == as_json(again.typical)
+    assert as_json(found.sets) == as_json(again.sets)
 
 
 @pytest.mark.parametrize("options", [{}, {"score": "aps", "classwise": True}])
@@ -232,7 +233,7 @@ def test_samples_that_are_not_finite_get_no_weight(weights):
     found = ds.Policy.fit(None, (broken, y), weights=weights, **options)
     short = weights if isinstance(weights, str) else weights[5:]
     again = ds.Policy.fit(None, (clean, y[5:]), weights=short, **options)
-    assert found.sets.to_dict() == again.sets.to_dict()
+    assert as_json(found.sets) == as_json(again.sets)
 
 
 def test_rows_that_are_not_finite_get_all_labels_under_a_shift():

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import density_softmax as ds
+from density_softmax.decide.conformal import RATES
 from density_softmax.deploy import export as exporter
 from density_softmax.deploy.parity import TOLERANCE, ParityError, _probes
 from density_softmax.errors import UserError
+from density_softmax.files.cards import as_json
 from density_softmax.methods.deterministic import Deterministic
-from density_softmax.serve.card import FALSE_ALARMS, Normalisation
+from density_softmax.serve.card import Normalisation
 from density_softmax.serve.predictor import onnx_session
 
 PLAIN = {"kind": "table", "mean": (0.0, 0.0), "std": (1.0, 1.0)}
@@ -88,7 +90,8 @@ def test_the_metadata_say_what_serving_needs(vectors):
         "mean": [10.0, -1.0],
         "std": [2.0, 0.5],
     }
-    assert set(json.loads(texts["thresholds"])) == {"0.01", "0.05", "0.1"}
+    assert json.loads(texts["policy"]) == vectors.card.policy.to_dict()
+    assert set(vectors.card.thresholds) == {0.01, 0.05, 0.1}
     assert set(json.loads(texts["notes"])["parity"]) == {"1", "7"}
 
 
@@ -98,7 +101,7 @@ def test_the_file_names_no_path_of_the_machine_that_wrote_it(image_file):
     assert b".py" not in content
 
 
-@pytest.mark.parametrize("share", FALSE_ALARMS)
+@pytest.mark.parametrize("share", RATES)
 def test_at_most_that_share_of_the_held_out_data_raises_a_false_alarm(vectors, share):
     predictor = ds.Predictor(vectors.path)
     answer = predictor.predict(draw(400, 2, seed=1))
@@ -108,10 +111,10 @@ def test_at_most_that_share_of_the_held_out_data_raises_a_false_alarm(vectors, s
 
 def test_without_held_out_data_there_are_no_thresholds(images):
     texts = onnx_session(images.path).get_modelmeta().custom_metadata_map
-    assert "thresholds" not in texts
+    assert "policy" not in texts
     predictor = ds.Predictor(images.path)
     answer = predictor.predict(draw(1, *IMAGE_SHAPE))
-    with pytest.raises(UserError, match="has no thresholds; export with heldout="):
+    with pytest.raises(UserError, match="has no policy; export with policy= or heldout="):
         predictor.unknown(answer)
 
 
@@ -266,13 +269,16 @@ def test_held_out_data_may_be_in_float64(tmp_path):
     assert thresholds[0] == thresholds[1]
 
 
-def test_thresholds_that_are_no_numbers_are_refused(tmp_path):
-    x = draw(50, 2)
-    x[3, 1] = torch.nan
-    model = Deterministic(nn.Linear(2, 5), 3)
-    with pytest.raises(UserError, match=r"1 of 50 held-out inputs hold a NaN.*leave them out"):
-        ds.export(model, tmp_path / "m.pt2", example=x[:1], heldout=(x, torch.zeros(50)))
-    assert not list(tmp_path.iterdir())
+def test_held_out_inputs_that_are_not_finite_are_left_out(tmp_path):
+    x, y, rows = draw(50, 2), torch.zeros(50), torch.arange(50) != 3
+    broken, model = x.clone(), Deterministic(nn.Linear(2, 5), 3)
+    broken[3, 1] = torch.nan
+    first, second = (
+        ds.export(model, tmp_path / "m.pt2", example=x[:1], heldout=pair).card.policy
+        for pair in ((broken, y), (x[rows], y[rows]))
+    )
+    assert as_json(first.typical) == as_json(second.typical)
+    assert first.samples["not finite"] == 1
 
 
 def test_probes_are_the_example_and_then_others():

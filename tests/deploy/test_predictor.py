@@ -1,6 +1,7 @@
 """A predictor needs no torch, survives threads, and says what is wrong with a file or an input."""
 
 import contextlib
+import dataclasses
 import os
 import re
 import subprocess
@@ -21,7 +22,7 @@ from density_softmax.data.images import ImagePreparation
 from density_softmax.data.tables import Standardization
 from density_softmax.errors import UserError
 from density_softmax.methods.deterministic import Deterministic
-from density_softmax.serve.card import Card, Normalisation, thresholds_of
+from density_softmax.serve.card import Card, Normalisation
 from density_softmax.serve.predictor import refuse_external_data
 
 SERVE = """
@@ -38,7 +39,12 @@ print(*sorted(foreign | own - SERVING))
 """
 SERVING = {
     f"density_softmax.{name}"
-    for name in ("errors", "lazy", "serve", "serve.answer", "serve.card", "serve.predictor")
+    for name in (
+        *("errors", "lazy", "files", "files.cards"),
+        *("serve", "serve.answer", "serve.card", "serve.predictor"),
+        *("decide", "decide.conformal", "decide.risk", "decide.shift", "decide.calibration"),
+        *("decide.martingale", "decide.policy"),
+    )
 }
 
 
@@ -173,9 +179,8 @@ MISFITS = {
     "shape": ({"input_shape": "[7]"}, "normalisation has 2 mean for inputs of shape"),
     "another shape": ({"input_shape": "[3, 2]"}, "the graph reads"),
     "no shape": ({"input_shape": '["a", -1]'}, "not a list of sizes"),
-    "text": ({"thresholds": '{"0.05": "high"}'}, "threshold 'high' for 0.05 .*: not a number"),
-    "nan": ({"thresholds": '{"0.05": NaN}'}, "threshold nan for 0.05 .*: not a number"),
-    "share": ({"thresholds": '{"5": 1.0}'}, "threshold 1.0 for 5.0 .*: not a number"),
+    "policy": ({"policy": '{"format": 1}'}, "no density-softmax policy, version 2"),
+    "another policy": ({"class_names": '["a", "b", "c"]'}, "its policy is for others"),
     "width": (
         {"normalisation": '{"kind": "table", "mean": [0], "std": [1]}'},
         r"normalisation has 1 mean for inputs of shape \(2,\)",
@@ -316,20 +321,46 @@ def test_large_numbers_are_served_as_they_are_learned():
     assert len(np.unique(served(rows.numpy()))) == 100
 
 
-def test_unknown_inputs_are_those_above_the_threshold_of_the_share(vector_file):
+@pytest.mark.parametrize("rate", [0.01, 0.0123, 0.2, 0.9])
+def test_unknown_inputs_are_those_above_the_threshold_of_any_share(vector_file, rate):
     predictor = ds.Predictor(vector_file)
-    answer = predictor.predict([[0.0, 0.0], [1e4, 1e4], [np.nan, 0.0]])
-    assert predictor.unknown(answer, 0.01).tolist() == [False, True, True]
-    with pytest.raises(UserError, match=r"no threshold for 0\.2 false alarms, only 0\.01, 0\.05"):
-        predictor.unknown(answer, 0.2)
+    answer = predictor.predict([[0.0, 0.0], [1e4, 1e4], [np.nan, 0.0], *draw(97, 2, seed=5)])
+    unknown = predictor.unknown(answer, rate)
+    assert unknown.tolist()[1:3] == [True, True]
+    assert (unknown == (answer.epistemic > predictor.policy.typical.threshold(rate))).all()
+    for void, said in ((0.001, "needs 999 calibration samples"), (5, "choose a share")):
+        with pytest.raises(UserError, match=said):
+            predictor.unknown(answer, void)
+
+
+def test_a_predictor_decides_as_its_policy_does(vector_file, tmp_path):
+    x = [[0.0, 0.0], [1e4, 1e4], [np.nan, 0.0]]
+    predictor = ds.Predictor(vector_file)
+    assert predictor.decide(x).action.tolist() == ["answer", "answer", "unknown"]
+    strict = predictor.policy.at(0.05)
+    strict.save(tmp_path / "policy.json")
+    for each in (strict, tmp_path / "policy.json"):
+        decided = ds.Predictor(vector_file, policy=each).decide(x)
+        assert decided.action.tolist() == ["answer", "unknown", "unknown"]
+        assert decided.names[0] in ("left", "right", "top")
+        assert decided.rows()[1]["p_value"] == pytest.approx(1 / 401)
+
+
+def test_a_policy_of_another_model_is_refused(vector_file, image_file, tmp_path):
+    policy = ds.Predictor(vector_file).policy
+    with pytest.raises(UserError, match="for 3 classes, but the model has 4"):
+        ds.Predictor(image_file, policy=policy)
+    policy = dataclasses.replace(policy, class_names=("a", "b", "c"))
+    with pytest.raises(UserError, match="for the classes a, b, c, but the model has left"):
+        ds.Predictor(vector_file, policy=policy)
+    with pytest.raises(UserError, match=r"image\.onnx|model\.onnx: has no policy; export with"):
+        ds.Predictor(image_file).decide(draw(1, 3, 8, 8))
 
 
 @pytest.mark.parametrize("normalisation", [None, Normalisation("images", (0.5,), (0.25,))])
 def test_a_card_survives_its_texts(normalisation):
-    thresholds = thresholds_of(np.arange(100.0))
-    names, notes = ("a", "b"), {"parity": {}}
-    shown = (normalisation, thresholds, notes, ("last", "energy"))
-    card = Card("1", "density_softmax", names, (1, 8, 8), *shown)
+    shown = {"notes": {"parity": {}}, "experts": ("last", "energy")}
+    card = Card("1", "density_softmax", ("a", "b"), (1, 8, 8), normalisation, **shown)
     assert Card.from_strings(card.to_strings(), "x") == card
 
 

@@ -1,6 +1,7 @@
 """Files in, records out: batch by batch, whatever is broken, in every format."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -202,11 +203,51 @@ def test_a_long_table_is_never_in_memory_as_a_whole(tmp_path):
     assert model.largest == 16
 
 
-def test_flags_follow_the_threshold():
+def policy(**options):
+    """Of samples whose epistemic uncertainty is between 0 and 2."""
+    samples = Answer(np.full((400, 2), 0.5), np.zeros(400), np.linspace(0, 2, 400))
+    return ds.Policy.fit(None, (samples, np.arange(400) % 2), class_names="ab", **options)
+
+
+def test_flags_follow_the_policy():
     chunk = chunk_of([1, 0], [3, 0], [np.inf, 0], [np.nan, 0])
-    batches = [batch for t in (2.0, None) for batch in _records(Fake(), [chunk], t)]
-    flags = [[record.flag for record in batch] for batch in batches]
-    assert flags == [["in", "out", "bad", "bad"], ["", "", "bad", "bad"]]
+    found = [
+        [(r.flag, r.action) for r in batch]
+        for each in (policy(false_alarms=0.05), None)
+        for batch in _records(Fake(), [chunk], each)
+    ]
+    bad = [("bad", "unknown")] * 2
+    assert found[0] == [("in", "answer"), ("out", "unknown"), *bad]
+    assert found[1] == [("", ""), ("", ""), ("bad", ""), ("bad", "")]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_decisions_are_columns_of_every_format(tmp_path, suffix):
+    model, out = Fake(), tmp_path / f"out.{suffix}"
+    model.card = dataclasses.replace(PLAIN, policy=policy(coverage=0.9))
+    (tmp_path / "rows.csv").write_text("1,0\n3,0\nx,0\n")
+    predict_stream(model, tmp_path / "rows.csv", out)
+    if suffix == "parquet":
+        rows = pytest.importorskip("pyarrow.parquet").read_table(out).to_pylist()
+    elif suffix == "jsonl":
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+    else:
+        rows = [row | {"set": json.loads(row["set"])} for row in rows_of(out)]
+    assert [row["action"] for row in rows] == ["answer", "unknown", "unknown"]
+    assert [row["set"] for row in rows] == [["a", "b"]] * 3
+    expected = policy().typical.p_values(np.array([1.0, 3.0, np.inf]))
+    assert [float(row["p_value"]) for row in rows] == pytest.approx(expected)
+    reasons = ["", "unlike the calibration data", "the input or its prediction is not finite"]
+    assert [row["reason"] for row in rows] == reasons
+
+
+def test_a_rate_that_would_void_a_bound_on_errors_is_refused():
+    bounded = dataclasses.replace(policy(false_alarms=0.05), abstention=None)
+    settings = dataclasses.replace(bounded.settings, max_error=0.1)
+    bounded = dataclasses.replace(bounded, settings=settings)
+    assert bounded.at(0.05) is bounded
+    with pytest.raises(UserError, match="fit it with another rate"):
+        bounded.at(0.01)
 
 
 class FakeOfWholeNumbers(Fake):
@@ -218,7 +259,7 @@ class FakeOfWholeNumbers(Fake):
 @pytest.mark.parametrize("rows", [([1, 0], [np.nan, 0], [3, 0]), ([np.nan, 0],)])
 def test_what_cannot_be_read_is_not_given_to_the_model(rows):
     chunk = chunk_of(*rows)
-    (batch,) = _records(FakeOfWholeNumbers(), [chunk], 2.0)
+    (batch,) = _records(FakeOfWholeNumbers(), [chunk], policy(false_alarms=0.05))
     expected = {1.0: "in", 3.0: "out"}
     assert [r.flag for r in batch] == [expected.get(float(x[0]), "bad") for x in chunk.x]
     bad = [r for r in batch if r.flag == "bad"]
@@ -231,6 +272,10 @@ EXAMPLES = [
 ]
 
 
+def texts(record):
+    return tuple("" if value is None else str(value) for value in record)
+
+
 def written(path):
     with open_output(path) as write:
         for record in EXAMPLES:
@@ -240,7 +285,7 @@ def written(path):
 
 def test_csv_holds_every_record(tmp_path):
     rows = rows_of(written(tmp_path / "out.csv"))
-    assert [tuple(row.values()) for row in rows] == [tuple(map(str, r)) for r in EXAMPLES]
+    assert [tuple(row.values()) for row in rows] == [texts(record) for record in EXAMPLES]
 
 
 @pytest.mark.parametrize("name", ["=cmd().png", "-1.png", "'=x.png", "a\r\nb.png", "@x", "'tis"])
@@ -253,7 +298,7 @@ def test_csv_gives_no_spreadsheet_a_formula_and_every_name_back(tmp_path, name):
     assert not any(cell[:1] in tuple("=+@-\t\r") for cell in (*cells[:2], *cells[5:]))
     assert cells[2:5] == ["0.75", "0.5", "-2.5"]
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
-        assert list(csv_reader(file)) == [list(Record._fields), list(map(str, record))]
+        assert list(csv_reader(file)) == [list(Record._fields), list(texts(record))]
 
 
 def test_json_lines_hold_every_record_and_null_for_infinity(tmp_path):
@@ -317,7 +362,7 @@ def test_without_a_file_csv_goes_to_the_standard_output(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     written(None)
     assert sys.stdout.getvalue().startswith(
-        "input,label,confidence,aleatoric,epistemic,flag,note\n"
+        "input,label,confidence,aleatoric,epistemic,flag,note,p_value,action,set,reason\n"
     )
 
 

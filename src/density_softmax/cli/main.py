@@ -303,8 +303,12 @@ def predict(
         Path | None, typer.Option(help="An .html page of the most and least typical inputs.")
     ] = None,
     false_alarms: Annotated[
-        float, typer.Option(help="Share of known inputs flagged as `out`: 0.01, 0.05 or 0.1.")
-    ] = 0.05,
+        float | None,
+        typer.Option(help="Share of known inputs called unknown; default: the policy's, or 0.05."),
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="A policy's .json file, in place of the model's own.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs in memory at once.")] = 64,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 takes all.")] = 0,
     engine: Annotated[
@@ -323,7 +327,7 @@ def predict(
     """
     from density_softmax.cli.serving import run_predict
 
-    run_predict(model, path, out, page, false_alarms, batch_size, threads, engine)
+    run_predict(model, path, out, page, policy, false_alarms, batch_size, threads, engine)
 
 
 @app.command()
@@ -334,9 +338,7 @@ def monitor(
     stream: Annotated[
         Path, typer.Argument(help="What `predict` wrote next: .csv or .jsonl; - reads stdin.")
     ],
-    state: Annotated[
-        Path, typer.Option(help="What is known so far; created, and replaced atomically.")
-    ],
+    state: Annotated[Path, typer.Option(help="What is known so far; created, or replaced.")],
     false_alarms: Annotated[
         float, typer.Option(help="Probability of an alarm, ever, while nothing has changed.")
     ] = 0.01,

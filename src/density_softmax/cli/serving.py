@@ -71,7 +71,8 @@ def run_predict(
     path: Path,
     out: Path | None,
     page: Path | None,
-    false_alarms: float,
+    policy: Path | None,
+    false_alarms: float | None,
     batch_size: int,
     threads: int,
     engine: Literal["local", "ray"],
@@ -83,14 +84,15 @@ def run_predict(
         path: an image folder, an .npz or a .csv file.
         out: a .csv, .jsonl or .parquet file; None prints CSV.
         page: an .html file of the most and the least typical inputs.
-        false_alarms: share of known inputs that may be flagged.
+        policy: the .json file of one, in place of the model's own.
+        false_alarms: share of known inputs that may be flagged; None takes that of the policy.
         batch_size: inputs in memory at once.
         threads: CPU threads; 0 takes all.
         engine: this process, or a Ray cluster, where a task has one thread.
     """
     console = Terminal(stderr=True)
     check_page(page, [path, model])
-    served = _open(model, threads)
+    served = _open(model, threads, policy)
     gallery = None if page is None else Gallery(served.card)
     bar = Progress(
         SpinnerColumn(),
@@ -107,7 +109,7 @@ def run_predict(
             false_alarms=false_alarms,
             batch_size=batch_size,
             workers=threads or os.cpu_count() or 1,
-            replica=partial(_open, model.absolute(), 1) if engine == "ray" else None,
+            replica=partial(_open, model.absolute(), 1, None) if engine == "ray" else None,
             report=lambda so_far: bar.update(task, note=_line(so_far)),
             gallery=gallery,
         )
@@ -116,19 +118,19 @@ def run_predict(
         console.print(f"the most and the least typical inputs: {page}", soft_wrap=True)
     rows = f"{_line(found)}, a row out for each: {_flags(found)}"
     console.print(rows, soft_wrap=True)
-    if not served.card.thresholds:
-        line = f"{model} has no thresholds: nothing is flagged as out of the domain"
+    if served.card.policy is None:
+        line = f"{model} has no policy: nothing is flagged as out of the domain"
         console.print(line, soft_wrap=True)
 
 
-def _open(model: Path, threads: int) -> Served:
+def _open(model: Path, threads: int, policy: Path | None) -> Served:
     """An exported file needs no torch; a run directory does."""
     if not model.is_dir():
-        return Predictor(model, threads)
+        return Predictor(model, threads, policy)
     from density_softmax.deploy.export import RunPredictor
     from density_softmax.runs.run import Run
 
-    return RunPredictor.of(Run.at(model), threads)
+    return RunPredictor.of(Run.at(model), threads, policy)
 
 
 def _line(found: Throughput) -> str:

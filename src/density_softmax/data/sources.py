@@ -122,6 +122,29 @@ class SubsetSource(ShuffledSource):
         return self.source.read(chosen, device, seed)
 
 
+def halves(source: Source, seed: int) -> tuple[Source, Source]:
+    """Two halves of a source, at random; the first is larger by one if their number is odd.
+
+    Args:
+        source: at least two samples.
+        seed: decides which.
+    """
+    first, second = hold_out(len(source), (len(source) // 2) / len(source), seed)
+    return SubsetSource(source, first.tolist()), SubsetSource(source, second.tolist())
+
+
+def batches(source: Source, size: int = 256) -> Iterator[Batch]:
+    """All samples of a source in order, on the CPU.
+
+    Args:
+        source: any.
+        size: samples at a time.
+    """
+    rows = range(len(source))
+    chosen = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+    return source.read(chosen, torch.device("cpu"))
+
+
 def hold_out(
     num_samples: int, fraction: float, seed: int, name: str = "the data"
 ) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,8 @@ nothing else, and holds if the new input and the samples are exchangeable.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, final
+from dataclasses import dataclass
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,8 @@ Ints = NDArray[np.int64]
 
 # Up to so many calibration scores are kept as they are; of more, as many quantiles.
 MOST_KNOTS = 2000
+# Rates of false alarms for which texts show thresholds.
+RATES = (0.01, 0.05, 0.1)
 
 
 class GuaranteeError(UserError):
@@ -151,15 +152,6 @@ class Quantiles:
         """The largest score that is in a set, (1, 1) or (1, classes)."""
         return self.values[None]
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {"values": as_json(self.values), "counts": self.counts.tolist()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Quantiles:
-        """What `to_dict` made."""
-        return cls(from_json(values["values"]), np.array(values["counts"], np.int64))
-
 
 @final
 @dataclass(frozen=True)
@@ -213,17 +205,6 @@ class WeightedQuantile:
         index = np.searchsorted(self.cumulative, levels * (1 - 1e-12))
         return np.append(self.scores, math.inf)[index][:, None]
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        arrays = {"scores": as_json(self.scores), "cumulative": as_json(self.cumulative)}
-        return asdict(self) | arrays
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> WeightedQuantile:
-        """What `to_dict` made."""
-        arrays = {name: from_json(values[name]) for name in ("scores", "cumulative")}
-        return cls(**{**values, **arrays})
-
 
 @final
 @dataclass(frozen=True)
@@ -258,8 +239,10 @@ class ConformalSets:
         """
         sets = self(probs, weights)
         empty = ~sets.any(axis=1)
-        before = LabelScore("aps")(probs[empty]) - probs[empty]
-        sets[empty] = before < self.coverage - 1e-9
+        ranked = -np.sort(-probs[empty], axis=1)
+        needed = np.cumsum(ranked, axis=1) - ranked < self.coverage - 1e-9
+        least = np.where(needed, ranked, 2.0).min(axis=1, keepdims=True)
+        sets[empty] = probs[empty] >= least  # equal probabilities are treated alike
         return sets
 
     @property
@@ -275,25 +258,6 @@ class ConformalSets:
         if len(few) == 1:
             return f"every set holds all labels: this coverage needs {needed} samples"
         return f"{few.sum()} classes are in every set: each needs {needed} samples of its own"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        weighted = isinstance(self.quantiles, WeightedQuantile)
-        return {
-            "score": asdict(self.score),
-            "coverage": self.coverage,
-            "weighted" if weighted else "quantiles": self.quantiles.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ConformalSets:
-        """What `to_dict` made."""
-        quantiles: Quantiles | WeightedQuantile
-        if "weighted" in values:
-            quantiles = WeightedQuantile.from_dict(values["weighted"])
-        else:
-            quantiles = Quantiles.from_dict(values["quantiles"])
-        return cls(LabelScore(**values["score"]), values["coverage"], quantiles)
 
 
 @final
@@ -339,37 +303,29 @@ class Ranks:
         at_least = np.append(self.count, self.above)[index]
         return (1.0 + at_least) / (self.count + 1.0)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "count": self.count,
-            "values": as_json(self.values),
-            "above": self.above.tolist(),
-        }
+    def threshold(self, rate: float) -> float:
+        """The score that just those exceed whose p-value is at most `rate`; infinite if none can.
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Ranks:
-        """What `to_dict` made."""
-        above = np.array(values["above"], np.int64)
-        return cls(values["count"], from_json(values["values"]), above)
+        Args:
+            rate: between 0 and 1.
+        """
+        rare = self.above + 1 <= rate * (self.count + 1) * (1 + 1e-9)
+        return float(self.values[rare][0]) if rare.any() else math.inf
 
+    @property
+    def thresholds(self) -> dict[float, float]:
+        """For some rates."""
+        return {rate: self.threshold(rate) for rate in RATES}
 
-def as_json(values: Floats) -> list[float | str]:
-    """Numbers as JSON has them; infinite ones, which it has not, as text.
-
-    Args:
-        values: any finite or infinite numbers, (n,).
-    """
-    return [value if math.isfinite(value) else str(value) for value in values.tolist()]
-
-
-def from_json(values: Sequence[float | str]) -> Floats:
-    """What `as_json` made.
-
-    Args:
-        values: numbers, or the text of infinite ones.
-    """
-    return np.array([float(value) for value in values], np.float64)
+    def check_rate(self, rate: float) -> None:
+        """Refuse a rate of false alarms that so few samples cannot tell from none."""
+        if not 0 < rate < 1:
+            raise UserError(f"false_alarms={rate:g}: choose a share between 0 and 1, such as 0.05")
+        if self.count < (needed := smallest_sample(rate)):
+            raise GuaranteeError(
+                f"false_alarms={rate:g} needs {needed} calibration samples, there are "
+                f"{self.count}: pass more, or a rate of at least {1 / (self.count + 1):.4g}"
+            )
 
 
 def _ceil(value: float) -> int:

@@ -6,13 +6,13 @@ All arrays may have leading dimensions, one entry for each of many streams.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
-from density_softmax.decide.conformal import Floats, Ints, as_json, from_json
+from density_softmax.decide.conformal import Floats, Ints
 
 MOST_BINS = 64
 # Bets κ p^(κ − 1) on small p-values, and 1 + ε (1 − 2p) on small (ε > 0) or large ones.
@@ -84,15 +84,6 @@ class Bag:
         self.counts = self.counts + here.sum(-2)
         # Never 0, where bets on small p-values would be infinite.
         return np.maximum(weighted.sum(-1) / before.sum(-1), 1e-300)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {name: as_json(value) for name, value in vars(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Bag:
-        """What `to_dict` made."""
-        return cls(**{name: from_json(value) for name, value in values.items()})
 
 
 @final
@@ -171,17 +162,6 @@ class Bets:
         seen = heights[..., :-1, :] + PRIOR
         return np.log(BINS * (seen * here).sum(-1) / seen.sum(-1))
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        arrays = {"awake": as_json(self.awake), "histogram": as_json(self.histogram)}
-        return {"steps": self.steps, "asleep": float(self.asleep), **arrays}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Bets:
-        """What `to_dict` made."""
-        awake, histogram = (from_json(values[name]) for name in ("awake", "histogram"))
-        return cls(values["steps"], np.array(values["asleep"], np.float64), awake, histogram)
-
 
 @final
 @dataclass
@@ -217,16 +197,6 @@ class Watch:
         """The evidence after each of the next inputs, (inputs,)."""
         parts = _parts(scores)
         return np.concatenate([self.bets.update(self.bag.p_values(part, rng)) for part in parts])
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {name: part.to_dict() for name, part in vars(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Watch:
-        """What `to_dict` made."""
-        start, bag = (Bag.from_dict(values[name]) for name in ("start", "bag"))
-        return cls(start, bag, Bets.from_dict(values["bets"]))
 
     @classmethod
     def merged(cls, watches: Sequence[Watch]) -> Watch:

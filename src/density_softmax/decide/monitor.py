@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import IO, Any, NamedTuple, final
 
 import numpy as np
 
-from density_softmax.decide.calibration import Reliability
+from density_softmax.decide.calibration import Reliability, Scores, as_floats
 from density_softmax.decide.conformal import Floats
-from density_softmax.decide.decision import Scores, as_floats
 from density_softmax.decide.martingale import Bag, Bets, Watch
 from density_softmax.decide.policy import Policy
 from density_softmax.decide.risk import lower_bound, upper_bound
 from density_softmax.errors import UserError
-from density_softmax.files import write_text
+from density_softmax.files.cards import Card, as_json
 
-FORMAT = "density-softmax monitor 1"
 # What an alarm is raised by; experts only say where a change is.
 ALARMING = ("epistemic", "confidence")
 MOST_POINTS = 400  # of the history
@@ -59,7 +57,8 @@ class Point(NamedTuple):
 
 
 @final
-class Monitor:
+@dataclass(init=False, repr=False, eq=False)
+class Monitor(Card):
     """Watches a stream of predictions and raises an alarm when it has changed.
 
     A test martingale bets against the epistemic scores and the confidences of the stream being
@@ -71,11 +70,34 @@ class Monitor:
         source: a policy; or a model, with `calibration`.
         false_alarms: probability of an alarm, ever, while nothing has changed.
         calibration: labelled samples that fitted nothing, if source is a model.
-        experts: further scores of the calibration samples by name, (n,) each, such as those of a
-            layer: `moved` says which of them has changed.
+        experts: further scores of the calibration samples by name, (n,) each, besides what the
+            policy knows of the experts of the model: `moved` says which of them has changed.
         window: number of inputs that `accuracy` is about.
         seed: orders equal scores. Give replicas of a service seeds of their own.
+
+    Attributes:
+        inputs: how many were read; `not_finite` of them were not finite.
+        alarmed_at: the number of the input that raised the alarm; None if there is none.
+        history: some moments of the stream.
+        position: what its owner wants to keep with it, such as how far a file was read: both
+            are saved at once.
     """
+
+    format = "density-softmax monitor, version 2"
+    remedy = "delete it to begin again"
+
+    false_alarms: float
+    seed: int
+    window: int
+    reliability: Reliability
+    watches: dict[str, Watch]
+    inputs: int
+    not_finite: int
+    alarmed_at: int | None
+    history: list[Point]
+    blocks: list[list[float]]
+    labels: Floats  # how many, right ones, Σ confidence, Σ confidence (1 − confidence)
+    position: Any
 
     def __init__(
         self,
@@ -92,19 +114,17 @@ class Monitor:
         policy = _policy(source, calibration)
         self.false_alarms, self.seed, self.window = false_alarms, seed, window
         self.reliability = policy.reliability
-        self.watches = {name: Watch.of(policy.bags[name]) for name in ALARMING}
+        self.watches = {name: Watch.of(bag) for name, bag in policy.bags.items()}
         for name, scores in (experts or {}).items():
             if name in ALARMING:
                 raise UserError(f"an expert called '{name}': choose another name")
             self.watches[name] = Watch.of(Bag.of(_scores(name, scores)))
+        self.position = None
         self._begin()
 
     def _begin(self) -> None:
-        self.inputs, self.not_finite = 0, 0
-        self.alarmed_at: int | None = None
-        self.history: list[Point] = []
-        self._blocks: list[list[float]] = []
-        self._labels = np.zeros(4)  # labelled, right, Σ confidence, Σ confidence (1 − confidence)
+        self.inputs, self.not_finite, self.alarmed_at = 0, 0, None
+        self.history, self.blocks, self.labels = [], [], np.zeros(4)
 
     def update(self, prediction: Any, labels: Any = None, experts: Any = None) -> bool:
         """Read the next inputs of the stream.
@@ -112,13 +132,15 @@ class Monitor:
         Args:
             prediction: what `predict` returned: probs (rows, classes), epistemic (rows,).
             labels: the true classes, (rows,), if they are known already; −1 if not.
-            experts: scores by name, (rows,) each, of the experts that the monitor was given.
+            experts: scores by name, (rows,) each, of the experts that the monitor was given;
+                those of the model are a part of the prediction.
 
         Returns:
             Whether there is an alarm.
         """
         scores = Scores.of(prediction)
-        self.update_scores(scores.epistemic, scores.confidence, experts)
+        own = {name: scores.watched[name] for name in scores.experts if name in self.watches}
+        self.update_scores(scores.epistemic, scores.confidence, {**own, **(experts or {})})
         if labels is not None:
             self.add_labels(prediction, labels)
         return self.alarm
@@ -129,7 +151,7 @@ class Monitor:
         Args:
             epistemic: scores, (rows,).
             confidence: probabilities of the likeliest classes, (rows,).
-            experts: as for `update`.
+            experts: scores by name, (rows,) each; those that are missing are not watched.
 
         Returns:
             Whether there is an alarm.
@@ -169,7 +191,7 @@ class Monitor:
         known = scores.finite & (y >= 0)
         sure = scores.confidence[known]
         right = (scores.labels[known] == y[known]).sum()
-        self._labels += [known.sum(), right, sure.sum(), (sure * (1 - sure)).sum()]
+        self.labels += [known.sum(), right, sure.sum(), (sure * (1 - sure)).sum()]
 
     @property
     def alarm(self) -> bool:
@@ -195,13 +217,13 @@ class Monitor:
         It holds as far as confidences are as reliable as on the calibration samples, whose mean
         gap between confidence and accuracy is subtracted. `check` says whether they are.
         """
-        count, sure, variance = np.sum(self._blocks, axis=0) if self._blocks else np.zeros(3)
+        count, sure, variance = np.sum(self.blocks, axis=0) if self.blocks else np.zeros(3)
         return _expected(count, sure, variance, self.reliability)
 
     @property
     def check(self) -> Check | None:
         """How the labels that have arrived agree with the confidences; None without labels."""
-        count, right, sure, variance = self._labels.tolist()
+        count, right, sure, variance = self.labels.tolist()
         if not count:
             return None
         numbers = np.array([right]), np.array([count])
@@ -237,13 +259,14 @@ class Monitor:
         if any(not first.is_replica(other) for other in monitors):
             raise UserError("monitors of different policies or settings cannot be merged")
         merged = cls.from_dict(first.to_dict())
+        merged.position = None
         for name in first.watches:
             merged.watches[name] = Watch.merged([each.watches[name] for each in monitors])
         merged._begin()
         merged.inputs = sum(each.inputs for each in monitors)
         merged.not_finite = sum(each.not_finite for each in monitors)
-        merged._labels = np.sum([each._labels for each in monitors], axis=0)
-        merged._blocks = [block for each in monitors for block in each._blocks]
+        merged.labels = np.sum([each.labels for each in monitors], axis=0)
+        merged.blocks = [block for each in monitors for block in each.blocks]
         if merged.evidence >= -math.log(first.false_alarms):
             merged.alarmed_at = merged.inputs
         return merged
@@ -252,7 +275,7 @@ class Monitor:
         """Whether another monitor has the same calibration samples and settings."""
         same = (self.false_alarms, list(self.watches)) == (other.false_alarms, list(other.watches))
         pairs = zip(self.watches.values(), other.watches.values(), strict=False)
-        return same and all(a.start.to_dict() == b.start.to_dict() for a, b in pairs)
+        return same and all(as_json(a.start) == as_json(b.start) for a, b in pairs)
 
     def draw(self, target: str | Path | IO[str]) -> None:
         """Draw evidence and estimated accuracy over the stream, as SVG.
@@ -280,69 +303,14 @@ class Monitor:
         state = f"alarm at input {self.alarmed_at}" if self.alarm else "no alarm"
         return f"Monitor({self.inputs} inputs, {state}, evidence {self.evidence:.2f})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The state as JSON values; its size does not grow with the stream."""
-        names = ("false_alarms", "seed", "window", "inputs", "not_finite", "alarmed_at")
-        return {
-            "format": FORMAT,
-            **{name: getattr(self, name) for name in names},
-            "reliability": self.reliability._asdict(),
-            "watches": {name: watch.to_dict() for name, watch in self.watches.items()},
-            "history": [list(point) for point in self.history],
-            "blocks": self._blocks,
-            "labels": self._labels.tolist(),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any], where: str = "the state") -> Monitor:
-        """What `to_dict` made.
-
-        Args:
-            values: by name.
-            where: the file, for error messages.
-        """
-        found = cls.__new__(cls)
-        try:
-            if values["format"] != FORMAT:
-                raise ValueError(f"its format is '{values['format']}'")
-            for name in ("false_alarms", "seed", "window", "inputs", "not_finite", "alarmed_at"):
-                setattr(found, name, values[name])
-            found.reliability = Reliability(**values["reliability"])
-            watches = values["watches"].items()
-            found.watches = {name: Watch.from_dict(watch) for name, watch in watches}
-            found.history = [Point(*point) for point in values["history"]]
-            found._blocks = [list(block) for block in values["blocks"]]
-            found._labels = np.array(values["labels"], np.float64)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{where}: not a monitor's state of this version ({error!r}); delete it to begin "
-                "again"
-            ) from None
-        return found
-
-    def save(self, path: str | Path) -> None:
-        """Write the state to a JSON file, atomically: a kill leaves the old or the new one."""
-        write_text(Path(path), json.dumps(self.to_dict(), allow_nan=False))
-
-    @classmethod
-    def load(cls, path: str | Path) -> Monitor:
-        """The monitor that `save` wrote."""
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: cannot be read as a monitor's state ({error})") from None
-        return cls.from_dict(values, str(path))
-
     def _rng(self, name: str) -> np.random.Generator:
         """Random numbers that depend on how far the stream is, so that no state is kept."""
         return np.random.default_rng([self.seed, self.inputs, *name.encode()])
 
     def _check(self, columns: Mapping[str, Floats]) -> None:
-        if set(columns) != set(self.watches):
-            raise UserError(
-                f"experts {', '.join(sorted(set(columns) - set(ALARMING))) or 'none'}: this "
-                f"monitor has {', '.join(list(self.watches)[len(ALARMING) :]) or 'none'}"
-            )
+        if strange := sorted(set(columns) - set(self.watches)):
+            known = ", ".join(sorted(set(self.watches) - set(ALARMING)))
+            raise UserError(f"experts {', '.join(strange)}: this monitor has {known or 'none'}")
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
             said = ", ".join(f"{length} of {name}" for name, length in lengths.items())
@@ -351,11 +319,11 @@ class Monitor:
     def _remember(self, sure: Floats) -> None:
         """Add to the window and to the history, and keep both short."""
         added = [float(len(sure)), float(sure.sum()), float((sure * (1 - sure)).sum())]
-        if self._blocks and self._blocks[-1][0] < self.window / BLOCKS:
-            added = [a + b for a, b in zip(self._blocks.pop(), added, strict=True)]
-        self._blocks.append(added)
-        while sum(block[0] for block in self._blocks[1:]) >= self.window:
-            self._blocks.pop(0)
+        if self.blocks and self.blocks[-1][0] < self.window / BLOCKS:
+            added = [a + b for a, b in zip(self.blocks.pop(), added, strict=True)]
+        self.blocks.append(added)
+        while sum(block[0] for block in self.blocks[1:]) >= self.window:
+            self.blocks.pop(0)
         value = self.accuracy.value
         self.history.append(Point(self.inputs, self.evidence, value))
         if len(self.history) > MOST_POINTS:

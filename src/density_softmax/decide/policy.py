@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from density_softmax import __version__
-from density_softmax.decide.calibration import Parts, Reliability, Settings, fitted_sets, is_unknown
+from density_softmax.decide.calibration import (
+    Parts,
+    Reliability,
+    Scores,
+    Settings,
+    as_floats,
+    fitted_sets,
+    is_unknown,
+    labelled,
+    unlabelled,
+)
 from density_softmax.decide.conformal import (
     Bools,
     ConformalSets,
@@ -20,27 +29,84 @@ from density_softmax.decide.conformal import (
     Ranks,
     WeightedQuantile,
 )
-from density_softmax.decide.decision import (
-    NOT_FINITE,
-    UNLIKE,
-    Decision,
-    Scores,
-    as_floats,
-    labelled,
-    unlabelled,
-)
 from density_softmax.decide.martingale import Bag
 from density_softmax.decide.risk import Abstention, Curve
 from density_softmax.decide.shift import DensityRatio, checked_weights
 from density_softmax.errors import UserError
-from density_softmax.files import write_text
+from density_softmax.files.cards import Card
 
-FORMAT = "density-softmax policy 1"
+NOT_FINITE = "the input or its prediction is not finite"
+UNLIKE = "unlike the calibration data"
+ACTIONS = ("answer", "abstain", "unknown")
+
+
+@final
+@dataclass(frozen=True)
+class Decision:
+    """What to do with each row of a batch.
+
+    Args:
+        action: `answer`, `abstain` or `unknown`, (rows,).
+        labels: the likeliest class, (rows,); −1 in rows that are not finite.
+        sets: which labels are in the set, (rows, classes); None if the policy has no sets.
+        p_value: share of calibration samples that are at least as unusual, (rows,).
+        confidence: probability of the label, (rows,).
+        reason: why a row is not answered, (rows,); empty if it is.
+        class_names: of the columns of `sets`.
+    """
+
+    action: NDArray[np.str_]
+    labels: Ints
+    sets: Bools | None
+    p_value: Floats
+    confidence: Floats
+    reason: NDArray[np.str_]
+    class_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def __repr__(self) -> str:
+        counts = Counter(self.action.tolist())
+        said = [f"{counts[action]} {action}" for action in ACTIONS if counts[action]]
+        if self.sets is not None and len(self):
+            said.append(f"{self.sets.sum(1).mean():.2f} labels per set")
+        return f"Decision({len(self)} rows: {', '.join(said) or 'none'})"
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each row's label; empty in rows that are not finite."""
+        return ["" if label < 0 else self.class_names[label] for label in self.labels]
+
+    @property
+    def set_names(self) -> list[tuple[str, ...]]:
+        """The names of the labels in each row's set."""
+        if self.sets is None:
+            raise UserError("this policy has no sets: fit it with coverage=, such as 0.95")
+        return [tuple(self.class_names[i] for i in np.flatnonzero(row)) for row in self.sets]
+
+    def to_pandas(self) -> Any:
+        """A data frame with a line per row."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """For each row `action`, `label`, `confidence`, `p_value`, `set`, if any, and `reason`."""
+        columns: dict[str, list[Any]] = {
+            "action": self.action.tolist(),
+            "label": self.names,
+            "confidence": self.confidence.tolist(),
+            "p_value": self.p_value.tolist(),
+            **({} if self.sets is None else {"set": self.set_names}),
+            "reason": self.reason.tolist(),
+        }
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 @final
 @dataclass(frozen=True, repr=False)
-class Policy:
+class Policy(Card):
     """Decides what to do with each prediction. Make one with `Policy.fit`.
 
     One rule of precedence: a row is `unknown` if it is not finite or its p-value is at most
@@ -51,13 +117,17 @@ class Policy:
         settings: what is guaranteed.
         class_names: of the columns of `probs`.
         typical: the epistemic scores of the calibration samples.
-        bags: the epistemic scores and 1 − confidence of the calibration samples, for a monitor.
+        bags: epistemic scores, 1 − confidence and the experts' contributions of the calibration
+            samples, for a monitor.
         reliability: of their confidences.
         samples: how many each part was fitted on, and how many were not finite.
         sets: if `coverage` was asked for.
         abstention: if `max_error` was asked for.
         shift: the weights of inputs, if target data were passed.
     """
+
+    format = "density-softmax policy, version 2"
+    remedy = "fit and save it again"
 
     settings: Settings
     class_names: tuple[str, ...]
@@ -120,17 +190,8 @@ class Policy:
             class_names: by default those of the model, or numbers.
             seed: decides which samples go where.
         """
-        settings = Settings(
-            coverage=coverage,
-            max_error=max_error,
-            confidence=confidence,
-            false_alarms=false_alarms,
-            score=score,
-            classwise=classwise,
-            randomised=randomised,
-            sets_for=sets_for,
-            seed=seed,
-        )
+        limits = coverage, max_error, confidence, false_alarms
+        settings = Settings(*limits, score, classwise, randomised, sets_for, seed)
         scores, labels = labelled(model, data)
         names = class_names or getattr(model, "class_names", None) or range(scores.probs.shape[1])
         policy = cls._fitted(settings, tuple(map(str, names)), scores, labels)
@@ -185,7 +246,7 @@ class Policy:
             given = given[finite]
         used = checked_weights(as_floats(given), int(finite.sum()), coverage)
         sets = fitted_sets(self.settings, scores.rows(finite), labels[finite], used)
-        return Policy(**{**vars(self), "sets": sets, "shift": ratio})
+        return replace(self, sets=sets, shift=ratio)
 
     def __call__(self, prediction: Any, *, weights: Any = None, features: Any = None) -> Decision:
         """Decide about each row of a prediction.
@@ -237,6 +298,50 @@ class Policy:
             sets[unsure] = True
         return sets
 
+    def at(self, false_alarms: float | None) -> Policy:
+        """The same policy with another rate of false alarms.
+
+        Args:
+            false_alarms: share of inputs like the samples that may be called unknown. None takes
+                that of the policy.
+        """
+        own = self.settings.false_alarms
+        if false_alarms is None or false_alarms == own:
+            return self
+        self.typical.check_rate(false_alarms)
+        if self.settings.max_error is not None:
+            raise UserError(
+                f"false_alarms={false_alarms:g}: this policy bounds errors among inputs that are "
+                f"not unknown at {own or 0:g}, and would not among others; fit it with another rate"
+            )
+        return replace(self, settings=replace(self.settings, false_alarms=false_alarms))
+
+    def named(self, class_names: Sequence[str]) -> Policy:
+        """The same policy with names of the classes, if it has none of its own.
+
+        Args:
+            class_names: of the columns of `probs`.
+        """
+        own, names = self.class_names, tuple(map(str, class_names))
+        if len(own) != len(names):
+            raise UserError(f"a policy for {len(own)} classes, but the model has {len(names)}")
+        if own not in (names, tuple(map(str, range(len(own))))):
+            raise UserError(
+                f"a policy for the classes {', '.join(own[:5])}, but the model has "
+                f"{', '.join(names[:5])}: fit it with this model"
+            )
+        return replace(self, class_names=names)
+
+    def unknown(self, prediction: Any, false_alarms: float) -> Bools:
+        """Which rows are unlike the calibration samples, (rows,).
+
+        Args:
+            prediction: what `predict` returned.
+            false_alarms: share of inputs like the samples that may be called so.
+        """
+        self.typical.check_rate(false_alarms)
+        return is_unknown(self.typicality(prediction), false_alarms)
+
     def typicality(self, prediction: Any) -> Floats:
         """The p-value of each row: how many calibration samples are at least as unusual, (rows,).
 
@@ -263,15 +368,17 @@ class Policy:
         return self._fitted(self.settings, self.class_names, *labelled(model, data))
 
     def __repr__(self) -> str:
-        return f"Policy({'; '.join(self._promises()) or 'p-values'})"
+        return f"Policy({'; '.join(self.promises) or 'p-values'})"
 
     def summary(self) -> str:
         """What is guaranteed, and with how many samples."""
         counts = ", ".join(f"{name} {count}" for name, count in self.samples.items())
-        lines = [f"policy for {len(self.class_names)} classes", *self._promises()]
+        lines = [f"policy for {len(self.class_names)} classes", *self.promises]
         return "\n  ".join([*lines, f"fitted on: {counts}"])
 
-    def _promises(self) -> list[str]:
+    @property
+    def promises(self) -> list[str]:
+        """What is guaranteed, in words; empty if nothing is."""
         said = []
         if self.sets is not None:
             where = "inputs" if self.settings.sets_for == "all" else "answered inputs"
@@ -285,62 +392,3 @@ class Policy:
             rate = f"{self.settings.false_alarms:.4g}"
             said.append(f"at most {rate} of inputs like the samples are called unknown")
         return said
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        fitted = {name: getattr(self, name) for name in ("sets", "abstention", "shift")}
-        return {
-            "format": FORMAT,
-            "package": __version__,
-            "settings": asdict(self.settings),
-            "class_names": list(self.class_names),
-            "typical": self.typical.to_dict(),
-            "bags": {name: bag.to_dict() for name, bag in self.bags.items()},
-            "reliability": self.reliability._asdict(),
-            "samples": dict(self.samples),
-            **{name: part.to_dict() for name, part in fitted.items() if part is not None},
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any], where: str = "the policy") -> Policy:
-        """What `to_dict` made.
-
-        Args:
-            values: by name.
-            where: the file, for error messages.
-        """
-        kinds: dict[str, Any] = {
-            "sets": ConformalSets,
-            "abstention": Abstention,
-            "shift": DensityRatio,
-        }
-        try:
-            if values["format"] != FORMAT:
-                raise ValueError(f"its format is '{values['format']}'")
-            parts = {k: kind.from_dict(values[k]) for k, kind in kinds.items() if k in values}
-            return cls(
-                settings=Settings(**values["settings"]),
-                class_names=tuple(values["class_names"]),
-                typical=Ranks.from_dict(values["typical"]),
-                bags={k: Bag.from_dict(bag) for k, bag in values["bags"].items()},
-                reliability=Reliability(**values["reliability"]),
-                samples=dict(values["samples"]),
-                **parts,
-            )
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{where}: not a policy of this version ({error!r}); fit and save it again"
-            ) from None
-
-    def save(self, path: str | Path) -> None:
-        """Write the policy to a JSON file, atomically."""
-        write_text(Path(path), json.dumps(self.to_dict(), allow_nan=False))
-
-    @classmethod
-    def load(cls, path: str | Path) -> Policy:
-        """The policy that `save` wrote."""
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: cannot be read as a policy ({error})") from None
-        return cls.from_dict(values, str(path))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
@@ -161,20 +160,6 @@ class Abstention:
     def coverage(self) -> float:
         """The share of calibration samples that is answered."""
         return float(self.curve.coverage[self.chosen])
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        curve = {name: np.asarray(value).tolist() for name, value in vars(self.curve).items()}
-        return {**asdict(self), "curve": curve}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Abstention:
-        """What `to_dict` made."""
-        curve = dict(values["curve"])
-        curve["thresholds"] = np.array(curve["thresholds"], np.float64)
-        for name in ("answered", "errors"):
-            curve[name] = np.array(curve[name], np.int64)
-        return cls(**{**values, "curve": Curve(**curve)})
 
 
 def upper_bound(errors: Ints, answered: Ints, confidence: float) -> Floats:

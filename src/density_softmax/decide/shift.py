@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -79,17 +78,6 @@ class DensityRatio:
         z = np.arcsinh((features - self.center) / self.scale)
         bent = np.einsum("ni,ij,nj->n", z, self.quadratic, z)
         return bent + z @ self.linear + self.constant
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {name: np.asarray(value).tolist() for name, value in vars(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> DensityRatio:
-        """What `to_dict` made."""
-        names = ("center", "scale", "quadratic", "linear")
-        center, scale, quadratic, linear = (np.array(values[name], np.float64) for name in names)
-        return cls(center, scale, quadratic, linear, float(values["constant"]))
 
 
 def _gaussians(source: Floats, target: Floats) -> tuple[Floats, Floats, float]:

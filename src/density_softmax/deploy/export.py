@@ -16,6 +16,9 @@ from torch.export import ExportedProgram
 
 from density_softmax import __version__
 from density_softmax.data.loaders import as_source
+from density_softmax.data.sources import batches, halves
+from density_softmax.decide.policy import Policy
+from density_softmax.deploy.decisions import add_decisions
 from density_softmax.deploy.graph import (
     Artifact,
     Graph,
@@ -29,13 +32,14 @@ from density_softmax.deploy.graph import (
 from density_softmax.deploy.parity import check_flags, check_parity, check_precision
 from density_softmax.deploy.quantization import Change, batches_of, measured_change, quantized
 from density_softmax.engine import predict, start
+from density_softmax.engine.calibration import heldout_stages, recalibrate
 from density_softmax.engine.progress import Bars
 from density_softmax.errors import UserError
 from density_softmax.files import write_bytes
 from density_softmax.methods.base import Method
 from density_softmax.runs.run import Run
 from density_softmax.serve.answer import Answer
-from density_softmax.serve.card import Card, Normalisation, thresholds_of
+from density_softmax.serve.card import Card, Normalisation
 from density_softmax.types import Source
 
 FORMATS: dict[str, Callable[[ExportedProgram], Artifact]] = {
@@ -69,16 +73,19 @@ def export(
     heldout: Any = None,
     class_names: Sequence[str] = (),
     normalisation: Mapping[str, Any] | None = None,
+    policy: Policy | str | Path | None = None,
     quantize: Any = None,
     progress: bool = False,
 ) -> Exported:
     """Write a trained model as one file that serves without this package's training parts.
 
     The graph takes `x`, a batch of any size, and returns `probs`, `aleatoric`, `epistemic` and, if
-    the method has experts, their `contributions` to `epistemic`, (batch, experts); it flags rows
-    that are not finite as `Method.predict` does. It is run at batch sizes 1 and 7 before it is
-    written: a probability that differs by more than 1e-5 from the model's own is an error. The
-    graph reads float32: a float64 model whose answers need more digits of its inputs is refused.
+    the method has experts, their `contributions` to `epistemic`, (batch, experts). In an .onnx
+    file with a policy that promises something it also returns `p_value`, `action` and `sets`. It
+    flags rows that are not finite as `Method.predict` does. It is run at batch sizes 1 and 7
+    before it is written: a probability that differs by more than 1e-5 from the model's own is an
+    error. The graph reads float32: a float64 model whose answers need more digits of its inputs
+    is refused.
 
     Prefer .onnx: such a file holds a graph and numbers. A .pt2 file can execute code when torch
     loads it: load only those that you trust.
@@ -88,12 +95,16 @@ def export(
         path: ends in .onnx, or in .pt2 for `torch.export.load`.
         example: a batch of at least one input as the model reads it.
         heldout: in-domain data that the model was not trained on, as a DataLoader, a Dataset or a
-            pair (inputs, labels): sets the thresholds for 1 %, 5 % and 10 % false alarms.
-        class_names: by default the numbers from 0.
+            pair (inputs, labels). Without a policy, it makes one that promises nothing: p-values
+            of the epistemic uncertainty.
+        class_names: by default those of the policy, or the numbers from 0.
         normalisation: how raw inputs become what the model reads, such as {"kind": "images",
             "mean": (...), "std": (...)}; needed to predict from files.
+        policy: what to do with predictions, or the .json file of one; by default that of the
+            model. The file holds it, and `Predictor.decide` follows it.
         quantize: calibration data for an encoder in 8 bits, in the same forms as `heldout`, on
-            which the loss is then measured. Density, scale and head stay in float32.
+            which the loss is then measured. Density, scale and head stay in float32. A policy
+            is then fitted again on `heldout`, because predictions have changed.
         progress: draw a progress bar.
 
     Returns:
@@ -102,7 +113,11 @@ def export(
     path = Path(path)
     _check_request(model, path, heldout, quantize)
     given = _as_batch(model, example)
-    x, card = as_graph_input(given), _card(model, given.shape[1:], class_names, normalisation)
+    policy = model.policy if policy is None else policy
+    policy = policy if isinstance(policy, Policy | None) else Policy.load(policy)
+    names = class_names or (policy.class_names if policy else ())
+    x, card = as_graph_input(given), _card(model, given.shape[1:], names, normalisation)
+    card = card.with_policy(policy)
     held, calibration = _source("heldout", heldout, x), _source("quantize", quantize, x)
     reference = _reference(model, given)
     with Bars(progress) as bars:
@@ -119,9 +134,11 @@ def export(
             bar.note("quantise")
             artifact, change = _quantized(artifact, x, calibration, held)
         bar.advance()
-        bar.note("thresholds")
-        thresholds = {} if held is None else _thresholds(artifact, held)
-        card = replace(card, thresholds=thresholds, notes=_notes(parity, change))
+        bar.note("policy")
+        card = replace(card, notes=_notes(parity, change))
+        card = card.with_policy(_policy(card, artifact, held, change))
+        if card.policy is not None and card.policy.promises and isinstance(artifact, OnnxArtifact):
+            add_decisions(artifact.proto, card.policy)
         write_bytes(path, artifact.content(card))
         bar.advance()
     return Exported(path, card, parity, change)
@@ -236,10 +253,18 @@ def _quantized(
     return artifact, measured_change(exact.run, artifact.run, heldout)
 
 
-def _thresholds(artifact: Artifact, heldout: Source) -> dict[float, float]:
-    """Thresholds of the exported graph itself, whose answers will be compared with them."""
-    epistemic = [artifact.run(x).epistemic for x, _ in batches_of(heldout)]
-    return thresholds_of(np.concatenate(epistemic))
+def _policy(
+    card: Card, artifact: Artifact, heldout: Source | None, change: Change | None
+) -> Policy | None:
+    """The policy to write: the one given, unless the answers of the graph have changed."""
+    policy = card.policy
+    if heldout is None or (policy is not None and change is None):
+        return policy
+    pairs = [(artifact.run(x), y.numpy()) for x, y in batches_of(heldout)]
+    answers, labels = zip(*pairs, strict=True)
+    answer = Answer.of(Answer.joined(answers).outputs(), card.experts)
+    data = answer, np.concatenate(labels)
+    return Policy.fit(None, data) if policy is None else policy.refit(data)
 
 
 def _notes(parity: Mapping[int, float], change: Change | None) -> dict[str, Any]:
@@ -247,12 +272,24 @@ def _notes(parity: Mapping[int, float], change: Change | None) -> dict[str, Any]
     return notes if change is None else {**notes, "int8": change._asdict()}
 
 
-def export_run(run: Run, file: Path, *, int8: bool = False, progress: bool = True) -> Exported:
-    """Export the model of a run, with thresholds, class names and normalisation of its data.
+def export_run(
+    run: Run,
+    file: Path,
+    *,
+    policy: Path | None = None,
+    promises: Mapping[str, Any] | None = None,
+    int8: bool = False,
+    progress: bool = True,
+) -> Exported:
+    """Export the model of a run, with p-values, class names and normalisation of its data.
 
     Args:
         run: a finished run.
         file: ends in .onnx, or in .pt2, which can execute code when it is loaded.
+        policy: the .json file of one.
+        promises: arguments of `Policy.fit`, such as coverage, to fit a policy to held-out data.
+            If these also set the scale of the method, that is set again by one half of them, and
+            the other half fits the policy.
         int8: quantise the encoder.
         progress: draw a progress bar.
     """
@@ -262,18 +299,41 @@ def export_run(run: Run, file: Path, *, int8: bool = False, progress: bool = Tru
             f"{run.path}: held nothing out (data.heldout=0), so what 8 bits change cannot be "
             "measured; export without 8 bits"
         )
+    if promises and (data.heldout is None or policy is not None):
+        raise UserError(
+            f"{run.path}: held nothing out (data.heldout=0) to fit a policy to; pass --policy FILE"
+            if data.heldout is None
+            else "--policy has promises of its own: omit the others, or --policy"
+        )
     shown = data.heldout or data.train
     rows = range(min(8, len(shown)))
+    method, heldout = run.load(), data.heldout
+    if promises and heldout is not None:
+        heldout = _recalibrated(method, heldout, run)
+        method.policy = Policy.fit(method, batches(heldout), seed=run.seed, **promises)
     return export(
-        run.load(),
+        method,
         file,
         example=next(shown.read([rows], torch.device("cpu"))).x,
-        heldout=data.heldout,
+        heldout=heldout,
+        policy=policy,
         class_names=data.task.class_names,
         normalisation=data.normalisation,
         quantize=data.train if int8 else None,
         progress=progress,
     )
+
+
+@torch.no_grad()
+def _recalibrated(method: Method, heldout: Source, run: Run) -> Source:
+    """The held-out samples for a policy, after the others have set what all of them had set."""
+    if not heldout_stages(method):
+        return heldout
+    own, others = halves(heldout, run.seed)
+    pairs = [(method.features(x).float(), y) for x, y in batches(own)]
+    z, y = (torch.cat(part) for part in zip(*pairs, strict=True))
+    recalibrate(method, z, y, run.recipe.engine.predict_batch_size)
+    return others
 
 
 @final
@@ -288,22 +348,25 @@ class RunPredictor:
     card: Card
 
     @classmethod
-    def of(cls, run: Run, threads: int = 0) -> RunPredictor:
-        """From a run, in one process; thresholds come from the held-out data, if there are any.
+    def of(
+        cls, run: Run, threads: int = 0, policy: Policy | str | Path | None = None
+    ) -> RunPredictor:
+        """From a run, in one process; p-values come from the held-out data, if there are any.
 
         Args:
             run: a finished run.
             threads: CPU threads, 0 for all.
+            policy: what to do with predictions, or the .json file of one.
         """
         method, engine = run.load(), run.recipe.engine
         fabric = start(replace(engine.in_one_process(), threads=threads or None))
         fabric.to_device(method)
         data, task = run.data, run.data.task
         card = _card(method, task.input_shape, task.class_names, data.normalisation)
-        if data.heldout is None:
-            return cls(method, card)
-        prediction, _ = predict(fabric, method, data.heldout, engine.predict_batch_size)
-        return cls(method, replace(card, thresholds=thresholds_of(prediction.epistemic.numpy())))
+        if policy is not None or data.heldout is None:
+            return cls(method, card.with_policy(policy))
+        found = predict(fabric, method, data.heldout, engine.predict_batch_size)
+        return cls(method, card.with_policy(Policy.fit(None, found)))
 
     def predict(self, x: NDArray[Any]) -> Answer:
         """Probabilities and uncertainties of a batch of prepared inputs."""

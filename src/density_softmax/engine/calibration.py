@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -15,15 +14,13 @@ from density_softmax.engine.runtime import EngineConfig
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.metrics.scoring import accuracy, ece, nll
-from density_softmax.nn.execution import explained, seeded
+from density_softmax.nn.execution import digests, explained, seeded
 from density_softmax.training import Estimate, Stage, Values
 from density_softmax.types import Batch, Inputs, Prediction, Scores, Source, tensors_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-# Of a large input, so many numbers are enough to know it again.
-NUM_HASHED = 4096
 # With fewer calibration samples there is no quantile to fit, or none for 1 % of false alarms.
 LEAST, ENOUGH = 10, 100
 # Shares of calibration samples that are also training samples: few are, by accident.
@@ -76,24 +73,6 @@ def read_rows(
         return found | {"digest": digests(x).to(x.device), "level": level, "size": size}
 
     return collect(fabric, source, rows, config.predict_batch_size, tick=bar.advance)
-
-
-def digests(x: Tensor | Inputs) -> Tensor:
-    """64 bits for each input, alike just if the inputs are, (batch,).
-
-    Zeros at the end of token numbers are padding, and other batches may have less of it.
-
-    Args:
-        x: inputs, (batch, ...).
-    """
-    hashes = [hashlib.blake2b(digest_size=8) for _ in range(len(x))]
-    for part in tensors_of(x):
-        flat = part.detach().flatten(1)
-        flat = flat[:, :: max(1, flat.shape[1] // NUM_HASHED)].cpu().contiguous()
-        for each, row in zip(hashes, flat.view(torch.uint8).numpy(), strict=True):
-            each.update(row.data if part.is_floating_point() else row.tobytes().rstrip(b"\0"))
-    values = [int.from_bytes(each.digest(), "little", signed=True) for each in hashes]
-    return torch.tensor(values, dtype=torch.int64)
 
 
 def _moments(x: Tensor | Inputs) -> tuple[Tensor, Tensor]:
@@ -285,7 +264,7 @@ def cross_validate(method: Method, z: Tensor, y: Tensor, seed: int, batch_size: 
         batch_size: rows at a time.
     """
     twin = method.on_features().eval()
-    stages = [stage for stage in twin.stages() if stage.split == "heldout"]
+    stages = heldout_stages(twin)
     many = len(y) * method.num_classes > MANY_LOGITS
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     fold = order % (FEW_FOLDS if many else NUM_FOLDS)
@@ -296,6 +275,31 @@ def cross_validate(method: Method, z: Tensor, y: Tensor, seed: int, batch_size: 
             refit(stage, batches_of(method, z[~inside], y[~inside], batch_size))
         probs[inside] = predict_features(twin, z[inside], batch_size).probs
     return probs
+
+
+@torch.no_grad()
+def recalibrate(method: Method, z: Tensor, y: Tensor, batch_size: int) -> None:
+    """Fit what was fitted to held-out data to other samples, from their features.
+
+    Args:
+        method: a fitted one, which is changed.
+        z: what its `features` returned, (samples, features).
+        y: labels, (samples,).
+        batch_size: rows at a time.
+    """
+    twin = method.on_features().eval()
+    for stage in heldout_stages(twin):
+        refit(stage, batches_of(method, z, y, batch_size))
+    method.load_state_dict(twin.state_dict())
+
+
+def heldout_stages(method: Method) -> list[Stage]:
+    """The stages that read held-out data.
+
+    Args:
+        method: any.
+    """
+    return [stage for stage in method.stages() if stage.split == "heldout"]
 
 
 def refit(stage: Stage, batches: Iterator[Batch]) -> None:

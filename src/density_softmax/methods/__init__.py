@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.config import from_dict
+from density_softmax.decide.policy import Policy
 from density_softmax.files import (
     CHECKSUM,
     MODEL_FORMAT,
@@ -23,6 +24,7 @@ from density_softmax.files import (
     load_tensors,
     under,
 )
+from density_softmax.files.cards import from_json
 from density_softmax.lazy import import_modules
 from density_softmax.methods.base import SUMS, Group, Method, MethodConfig
 from density_softmax.nn.backbones.headless import Headless
@@ -72,7 +74,8 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
         config = from_dict(MethodConfig, json.loads(metadata["method"]))
         num_classes, example = int(metadata["num_classes"]), _example(metadata)
         values = json.loads(metadata.get("calibration", "null"))
-        calibration = None if values is None else Calibration.of(values)
+        calibration = None if values is None else from_json(Calibration, values)
+        policy = json.loads(metadata.get("policy", "null"))
         site = Site(**json.loads(metadata["site"])) if "site" in metadata else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"{path}: not written by Method.save ({error!r})") from None
@@ -88,6 +91,7 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
         raise StorageError(f"{path}: does not fit this encoder: {different}")
     method.load_state_dict(tensors)
     method.calibration = calibration
+    method.policy = None if policy is None else Policy.from_dict(policy, str(path))
     for name, values in sums.items():
         _, stage, key = name.split("/")
         method.sums.setdefault(stage, {})[key] = values

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from density_softmax import __version__
 from density_softmax.config import Family, Members, to_dict
 from density_softmax.files import CHECKSUM, MODEL_FORMAT, hash_content, save_tensors
+from density_softmax.files.cards import as_json
 from density_softmax.nn.backbones.base import feature_width
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.classifier import Classifier
@@ -136,7 +137,9 @@ class Method(Classifier, ABC):
             metadata["head"] = encoder.head_name
             metadata["site"] = json.dumps(asdict(encoder.site))
         if self.calibration is not None:
-            metadata["calibration"] = json.dumps(asdict(self.calibration))
+            metadata["calibration"] = json.dumps(as_json(self.calibration))
+        if self.policy is not None:
+            metadata["policy"] = json.dumps(self.policy.to_dict())
         sums = self.sums if updatable else {}
         kept = {f"{SUMS}{s}/{n}": t for s, values in sums.items() for n, t in values.items()}
         tensors = self.state_dict() | kept

@@ -15,14 +15,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from density_softmax.decide.conformal import Ranks
 from density_softmax.decide.explain import (
     Explanation,
     Part,
     column_effects,
     occlusion_maps,
 )
+from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
-from density_softmax.nn.execution import CallerLock, as_batch, evaluating, explained, seeded
+from density_softmax.nn.execution import (
+    CallerLock,
+    as_batch,
+    digests,
+    evaluating,
+    explained,
+    seeded,
+)
 from density_softmax.types import Calibration, Inputs, Prediction, tensors_of, without_labels
 
 C = TypeVar("C", bound="Classifier")
@@ -33,22 +42,28 @@ class Answer(Prediction):
     """What `predict` returns: a prediction that also knows how strange held-out inputs are.
 
     Attributes:
-        knots: quantiles of the epistemic uncertainty of the calibration data, ascending; none
-            unless `attach` made the model.
+        typical: the ranks of the epistemic uncertainty of held-out data, by the model's policy
+            or, if it has none, by `attach`; None if neither is there.
         experts: the names of the columns of `contributions`; none if there are no contributions.
     """
 
-    knots: tuple[float, ...] = ()
+    typical: Ranks | None = None
     experts: tuple[str, ...] = ()
 
     @property
     def typicality(self) -> Tensor:
-        """The share of held-out inputs that are at least as strange, 0 to 1, (batch,)."""
-        if not self.knots:
-            raise UserError("typicality: only a model that `attach` made knows held-out inputs")
-        knots = torch.tensor(self.knots, device=self.epistemic.device)
-        below = torch.searchsorted(knots, self.epistemic.float().contiguous())
-        return 1 - below / len(self.knots)
+        """The p-value of each input: the share of held-out inputs at least as strange, (batch,).
+
+        It is conformal: at most a share ε of inputs like the held-out ones has a p-value of at
+        most ε. The samples of `attach` also set the scale; those of a policy make it exact.
+        """
+        if self.typical is None:
+            raise UserError(
+                "typicality: this model knows no held-out inputs; `attach` does, or set "
+                "model.policy = density_softmax.Policy.fit(model, data)"
+            )
+        p_values = self.typical.p_values(self.epistemic.detach().double().cpu().numpy())
+        return torch.from_numpy(p_values).to(self.epistemic)
 
     def to_pandas(self) -> Any:
         """A data frame: a row per sample, the probabilities of the classes in its last columns."""
@@ -57,7 +72,7 @@ class Answer(Prediction):
         columns = {
             name: getattr(self, name) for name in ("labels", "confidence", *self._fields[1:])
         }
-        if self.knots:
+        if self.typical is not None:
             columns["typicality"] = self.typicality
         columns |= {f"p{number}": column for number, column in enumerate(self.probs.unbind(1))}
         return pandas.DataFrame({name: each.cpu().numpy() for name, each in columns.items()})
@@ -77,6 +92,7 @@ class Classifier(nn.Module, ABC):
     Attributes:
         num_features: the width of the features.
         calibration: what `attach` measured; None if the model was trained in another way.
+        policy: what to do with predictions; kept with the model, and exported with it.
         sums: by stage, the sums over the training data that `update` adds to, in float64 on the
             CPU; none of a model that no `fit` of this process and no file gave them.
     """
@@ -99,6 +115,7 @@ class Classifier(nn.Module, ABC):
         if example is not None:
             self.describe_inputs(example)
         self.calibration: Calibration | None = None
+        self.policy: Policy | None = None
         self.sums: dict[str, dict[str, Tensor]] = {}
         self._fitted = False
         self._lock = CallerLock()
@@ -215,9 +232,21 @@ class Classifier(nn.Module, ABC):
 
     def _answer(self, prediction: Prediction) -> Answer:
         answer = Answer(*prediction).made_of(prediction.contributions)
-        answer.knots = self.calibration.knots if self.calibration else ()
+        known = self.policy or self.calibration
+        answer.typical = known.typical if known else None
         answer.experts = () if prediction.contributions is None else self.experts
         return answer
+
+    def digests(self, x: Any) -> NDArray[np.int64]:
+        """64 bits for each input, alike just if the inputs are, (batch,).
+
+        Args:
+            x: a batch of inputs, as for `predict`.
+        """
+        several = self.example_inputs is not None
+        like = next(self.parameters())
+        batch = as_batch(x, like, self.example_shape, self.example_dtype, several)
+        return digests(batch).numpy()
 
     def _predict_all(self, loader: DataLoader[Any], seed: int | None, progress: bool) -> Answer:
         from rich.progress import track
@@ -323,7 +352,10 @@ class Classifier(nn.Module, ABC):
 
     def summary(self) -> str:
         """What the model is and, if `attach` made it, what that did to it, in a few lines."""
-        return "\n".join([repr(self), *(self.calibration.lines() if self.calibration else ())])
+        lines = [repr(self), *(self.calibration.lines() if self.calibration else ())]
+        if self.policy is not None:
+            lines += [f"  {line}" for line in self.policy.summary().splitlines()]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         """One line; `print(torch.nn.Module.__repr__(model))` shows the tree of modules."""

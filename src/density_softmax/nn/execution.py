@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
 import re
 import threading
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from density_softmax.errors import UserError
-from density_softmax.types import Inputs, as_inputs, as_numbers
+from density_softmax.types import Inputs, as_inputs, as_numbers, tensors_of
 
+# Of a large input, so many numbers are enough to know it again.
+NUM_HASHED = 4096
 # What torch says of inputs whose shape or type a layer does not take.
 INPUT_TROUBLE = re.compile(
     r"shapes cannot be multiplied|xpected (input|.* channels|.*\dD)|Given groups"
@@ -179,6 +182,24 @@ def as_batch(
     found, types = found.to(like.device), (found.dtype, example_dtype)
     floats = any(dtype is not None and dtype.is_floating_point for dtype in types)
     return found.to(like.dtype) if floats else found
+
+
+def digests(x: Tensor | Inputs) -> Tensor:
+    """64 bits for each input, alike just if the inputs are, (batch,).
+
+    Zeros at the end of token numbers are padding, and other batches may have less of it.
+
+    Args:
+        x: inputs, (batch, ...).
+    """
+    hashes = [hashlib.blake2b(digest_size=8) for _ in range(len(x))]
+    for part in tensors_of(x):
+        flat = part.detach().flatten(1)
+        flat = flat[:, :: max(1, flat.shape[1] // NUM_HASHED)].cpu().contiguous()
+        for each, row in zip(hashes, flat.view(torch.uint8).numpy(), strict=True):
+            each.update(row.data if part.is_floating_point() else row.tobytes().rstrip(b"\0"))
+    values = [int.from_bytes(each.digest(), "little", signed=True) for each in hashes]
+    return torch.tensor(values, dtype=torch.int64)
 
 
 def explained(

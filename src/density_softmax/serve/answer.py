@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from density_softmax.decide.conformal import Ranks
+from density_softmax.errors import UserError
+
 Floats = NDArray[np.float32]
 
 
@@ -27,10 +30,13 @@ class Answer(_Fields):
         contributions: what each expert adds to `epistemic`, (batch, experts); None if the model
             has no experts, or was exported before they were kept.
         experts: the names of these columns.
+        typical: the ranks of the epistemic uncertainty of held-out inputs; None if the model knows
+            none.
     """
 
     contributions: Floats | None = None
     experts: tuple[str, ...] = ()
+    typical: Ranks | None = None
 
     @classmethod
     def of(cls, outputs: Mapping[str, Floats], experts: tuple[str, ...] = ()) -> Answer:
@@ -78,12 +84,23 @@ class Answer(_Fields):
         """Entropy of `probs` in nats, (batch,): all of the uncertainty about the class."""
         return -(self.probs * np.log(np.where(self.probs > 0, self.probs, 1))).sum(-1)
 
+    @property
+    def typicality(self) -> NDArray[np.float64]:
+        """The p-value of each input: the share of held-out inputs at least as strange, (batch,)."""
+        if self.typical is None:
+            raise UserError(
+                "typicality: the model knows no held-out inputs; export it with heldout= or policy="
+            )
+        return self.typical.p_values(self.epistemic.astype(np.float64))
+
     def to_pandas(self) -> Any:
         """A data frame: a row per input, the probabilities of the classes in its last columns."""
         import pandas
 
         names = ("labels", "confidence", *self._fields[1:])
         columns = {name: getattr(self, name) for name in names}
+        if self.typical is not None:
+            columns["typicality"] = self.typicality
         if self.contributions is not None:
             columns |= dict(zip(self.experts, self.contributions.T, strict=True))
         columns |= {f"p{number}": column for number, column in enumerate(self.probs.T)}

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
-
-# Shares of in-domain inputs that may be flagged as unknown; a card has a threshold for each.
-FALSE_ALARMS = (0.01, 0.05, 0.1)
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,7 @@ class Card:
         class_names: of the columns of `probs`.
         input_shape: of one input, without the batch.
         normalisation: how raw inputs are prepared; None if unknown.
-        thresholds: by share of false alarms, the epistemic uncertainty above which an input
-            counts as unknown; empty without held-out data.
+        policy: what to do with predictions; None without held-out data.
         notes: results of the checks at export.
         experts: names of the columns of `contributions`; empty if the graph has none.
     """
@@ -115,7 +112,7 @@ class Card:
     class_names: tuple[str, ...]
     input_shape: tuple[int, ...]
     normalisation: Normalisation | None = None
-    thresholds: Mapping[float, float] = field(default_factory=dict)
+    policy: Policy | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     experts: tuple[str, ...] = ()
 
@@ -124,9 +121,9 @@ class Card:
         values: dict[str, Any] = {
             "class_names": self.class_names,
             "input_shape": self.input_shape,
-            "thresholds": {str(share): value for share, value in self.thresholds.items()},
             "experts": self.experts,
             "notes": dict(self.notes),
+            "policy": self.policy and self.policy.to_dict(),
         }
         if self.normalisation is not None:
             values["normalisation"] = vars(self.normalisation)
@@ -143,7 +140,7 @@ class Card:
         """
         try:
             shape, names = json.loads(texts["input_shape"]), json.loads(texts["class_names"])
-            thresholds = json.loads(texts.get("thresholds", "{}"))
+            policy = json.loads(texts.get("policy", "null"))
             normalisation = json.loads(texts.get("normalisation", "null"))
             card = cls(
                 version=texts["version"],
@@ -151,7 +148,7 @@ class Card:
                 class_names=tuple(names),
                 input_shape=tuple(shape),
                 normalisation=None if normalisation is None else Normalisation.of(normalisation),
-                thresholds={float(share): value for share, value in thresholds.items()},
+                policy=None if policy is None else Policy.from_dict(policy),
                 experts=tuple(json.loads(texts.get("experts", "[]"))),
                 notes=json.loads(texts.get("notes", "{}")),
             )
@@ -173,10 +170,6 @@ class Card:
             raise UserError(f"class_names {list(names)}: not a list of names")
         if not shape or not all(type(size) is int and size > 0 for size in shape):
             raise UserError(f"input_shape {list(shape)}: not a list of sizes")
-        for share, value in self.thresholds.items():
-            number = type(value) in (int, float) and math.isfinite(value)
-            if not number or not 0 < share < 1:
-                raise UserError(f"threshold {value!r} for {share} false alarms: not a number")
         if not all(isinstance(name, str) for name in self.experts):
             raise UserError(f"experts {list(self.experts)}: not a list of names")
         if self.normalisation is not None:
@@ -208,33 +201,24 @@ class Card:
             shape = outputs.get(output, ())
             if len(shape) != 2 or (type(shape[1]) is int and shape[1] != len(names)):
                 raise UserError(f"{len(names)} {name}: the graph returns {output} of shape {shape}")
+        if self.policy is not None and self.policy.class_names != self.class_names:
+            raise UserError(f"class_names {list(self.class_names)}: its policy is for others")
 
-    def threshold(self, false_alarms: float, where: str = "the model") -> float | None:
-        """The threshold for a share of false alarms; None if the model has no thresholds."""
-        if self.thresholds and false_alarms not in self.thresholds:
-            known = ", ".join(map(str, self.thresholds))
-            raise UserError(f"{where}: no threshold for {false_alarms} false alarms, only {known}")
-        return self.thresholds.get(false_alarms)
+    def with_policy(self, policy: Policy | str | Path | None) -> Card:
+        """The same card with another policy, which is checked to be for the same classes.
 
+        Args:
+            policy: one, or the .json file of one; None keeps that of the card.
+        """
+        if policy is None:
+            return self
+        found = policy if isinstance(policy, Policy) else Policy.load(policy)
+        return replace(self, policy=found.named(self.class_names))
 
-def thresholds_of(epistemic: Sequence[float] | NDArray[Any]) -> dict[float, float]:
-    """The smallest values that at most 1 %, 5 % and 10 % of held-out inputs exceed.
-
-    Args:
-        epistemic: uncertainties of held-out inputs, (inputs,).
-    """
-    values = np.asarray(epistemic, dtype=np.float64)
-    found = {
-        share: float(np.quantile(values, 1 - share, method="inverted_cdf"))
-        for share in FALSE_ALARMS
-    }
-    if not np.isfinite(list(found.values())).all():
-        number = (~np.isfinite(values)).sum()
-        raise UserError(
-            f"{number} of {len(values)} held-out inputs hold a NaN or are too far away to compute "
-            "with, too many for thresholds: leave them out of the held-out data"
-        )
-    return found
+    @property
+    def thresholds(self) -> dict[float, float]:
+        """By share of false alarms, the epistemic uncertainty above which an input is unknown."""
+        return {} if self.policy is None else self.policy.typical.thresholds
 
 
 def _numbers(name: str, values: Any) -> tuple[float, ...]:

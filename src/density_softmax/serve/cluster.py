@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from density_softmax.cluster import import_ray, in_cluster
+from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
 from density_softmax.serve.card import Card
 from density_softmax.serve.inputs import chunk_of, read_parts
@@ -30,7 +31,7 @@ Rows = Mapping[str, Any]
 
 
 def records_on_cluster(
-    replica: Callable[[], Served], path: Path, card: Card, batch_size: int, threshold: float | None
+    replica: Callable[[], Served], path: Path, card: Card, batch_size: int, policy: Policy | None
 ) -> Iterator[list[Record]]:
     """The records of one batch after another, as a single process would give them.
 
@@ -39,13 +40,13 @@ def records_on_cluster(
         path: a folder of images, an image, an .npz or a .csv file.
         card: of the model.
         batch_size: inputs that the model answers at a time.
-        threshold: of the epistemic uncertainty, above which an input is flagged as `out`.
+        policy: what to do with predictions.
     """
     with in_cluster() as ray:
         source = _source(import_ray("ray.data"), (path.absolute(), card, batch_size))
         # Another share of a core than for answers keeps Ray from making one task of both.
         parts = source.map_batches(_found, batch_size=None, num_cpus=0)
-        answer = partial(_answered, ray.cloudpickle.dumps(replica), threshold)
+        answer = partial(_answered, ray.cloudpickle.dumps(replica), policy)
         answers = parts.map_batches(answer, batch_size=None, num_cpus=1)
         for rows in answers.iter_batches(batch_size=None):
             for batches in map(pickle.loads, rows[COLUMN]):
@@ -76,14 +77,14 @@ def _found(rows: Rows) -> Iterator[Rows]:
         yield {COLUMN: [pickle.dumps(error)]}
 
 
-def _answered(replica: bytes, threshold: float | None, rows: Rows) -> Rows:
+def _answered(replica: bytes, policy: Policy | None, rows: Rows) -> Rows:
     """The records of some parts, batch by batch; an error is passed on."""
     (found,) = map(pickle.loads, rows[COLUMN])
     if not isinstance(found, UserError):
         model = _opened(replica)
         with ThreadPoolExecutor(1) as pool:
             chunks = [chunk_of(part, model.card, pool) for part in found]
-        found = [records_of(model, chunk, threshold) for chunk in chunks]
+        found = [records_of(model, chunk, policy) for chunk in chunks]
     return {COLUMN: [pickle.dumps(found)]}
 
 

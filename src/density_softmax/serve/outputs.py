@@ -30,6 +30,10 @@ class Record(NamedTuple):
         flag: `in` or `out` of the domain; `bad` if it could not be read or is not finite; empty
             if the model has no thresholds.
         note: why an input is bad.
+        p_value: the share of held-out inputs that are at least as unusual; None without a policy.
+        action: `answer`, `abstain` or `unknown`, by the policy; empty without one.
+        set: the labels that it deems possible; None if it makes no sets.
+        reason: why a row is not answered; empty if it is.
     """
 
     input: str
@@ -39,6 +43,10 @@ class Record(NamedTuple):
     epistemic: float
     flag: Flag
     note: str
+    p_value: float | None = None
+    action: str = ""
+    set: tuple[str, ...] | None = None
+    reason: str = ""
 
 
 Write = Callable[[Sequence[Record]], object]
@@ -84,7 +92,14 @@ def _opened(part: Path, suffix: str) -> Iterator[Write]:
 def _csv_lines(file: IO[str]) -> Write:
     """CSV with a header, which is not written before there is a record."""
     write, header = csv_writer(file), iter([Record._fields])
-    return lambda records: write(chain(header, records))
+    return lambda records: write(chain(header, map(_with_text, records)))
+
+
+def _with_text(record: Record) -> Record:
+    """With a set of labels as JSON, because a label may hold any separator."""
+    if record.set is None:
+        return record
+    return record._replace(set=json.dumps(record.set, ensure_ascii=False))  # type: ignore[arg-type]
 
 
 def _json_lines(file: IO[str]) -> Write:
@@ -111,13 +126,10 @@ def _parquet_file(path: Path) -> Iterator[Write]:
         raise UserError(
             "Parquet needs pyarrow: pip install pyarrow, or write .csv or .jsonl"
         ) from None
-    numbers = ("confidence", "aleatoric", "epistemic")
-    schema = pyarrow.schema(
-        {
-            name: pyarrow.float64() if name in numbers else pyarrow.string()
-            for name in Record._fields
-        }
-    )
+    numbers = ("confidence", "aleatoric", "epistemic", "p_value")
+    types = dict.fromkeys(Record._fields, pyarrow.string())
+    types |= dict.fromkeys(numbers, pyarrow.float64()) | {"set": pyarrow.list_(pyarrow.string())}
+    schema = pyarrow.schema(types)
     with parquet.ParquetWriter(path, schema) as writer:
 
         def write(records: Sequence[Record]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from density_softmax.decide.policy import Decision, Policy
 from density_softmax.errors import UserError
 from density_softmax.serve.answer import Answer, Floats
 from density_softmax.serve.card import Card
@@ -50,9 +51,16 @@ class Predictor:
     Args:
         path: an .onnx file that `density_softmax.export` wrote.
         threads: CPU threads per batch; 0 takes all.
+        policy: what to do with predictions, or the .json file of one, in place of the one that
+            the file holds.
+
+    Attributes:
+        card: what the file says about itself.
     """
 
-    def __init__(self, path: str | Path, threads: int = 0) -> None:
+    def __init__(
+        self, path: str | Path, threads: int = 0, policy: Policy | str | Path | None = None
+    ) -> None:
         self.path = Path(path)
         if self.path.suffix == ".pt2":
             raise UserError(
@@ -63,7 +71,7 @@ class Predictor:
             raise UserError(f"{path}: {found}; make it with density_softmax.export")
         self._session = onnx_session(self.path, threads, name=str(path))
         texts = self._session.get_modelmeta().custom_metadata_map
-        self.card = Card.from_strings(texts, str(path))
+        self.card = Card.from_strings(texts, str(path)).with_policy(policy)
         self._input = self._checked_input()
         self._outputs = [*Answer._fields, *["contributions"] * bool(self.card.experts)]
 
@@ -71,10 +79,16 @@ class Predictor:
         names, thresholds = self.class_names, self.card.thresholds
         shown = ", ".join([*names[:NUM_NAMED], "..."] if len(names) > NUM_NAMED else names)
         alarms = ", ".join(f"{value:.4g} for {share:.0%}" for share, value in thresholds.items())
+        policy = f", {self.policy!r}" if self.policy is not None else ""
         return (
             f"Predictor({str(self.path)!r}): {self.card.method}, {len(names)} classes ({shown}), "
-            f"inputs {self.card.input_shape}, thresholds {alarms or 'none'}"
+            f"inputs {self.card.input_shape}, thresholds {alarms or 'none'}{policy}"
         )
+
+    @property
+    def policy(self) -> Policy | None:
+        """What to do with predictions; None if the model was exported without held-out data."""
+        return self.card.policy
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -101,7 +115,9 @@ class Predictor:
                 f"the graph returned {tuple(found)} for {len(batch)} inputs; export it again"
             )
         by_name = dict(zip(self._outputs, outputs, strict=True))
-        return Answer.of(by_name, self.card.experts)
+        answer = Answer.of(by_name, self.card.experts)
+        answer.typical = self.policy and self.policy.typical
+        return answer
 
     def _shapes(self, size: int) -> list[tuple[int, ...]]:
         """Those of the outputs for a batch of this size."""
@@ -130,12 +146,26 @@ class Predictor:
 
         Args:
             answer: of `predict`.
-            false_alarms: share of in-domain inputs that may be flagged: 0.01, 0.05 or 0.1.
+            false_alarms: share of in-domain inputs that may be flagged, from 1/(n + 1) for n
+                held-out inputs.
         """
-        threshold = self.card.threshold(false_alarms, str(self.path))
-        if threshold is None:
-            raise UserError(f"{self.path}: has no thresholds; export with heldout=, or from a run")
-        return answer.epistemic > threshold
+        return self._needed_policy().unknown(answer, false_alarms)
+
+    def decide(self, x: Any) -> Decision:
+        """What to do with each input, by the model's policy.
+
+        Args:
+            x: prepared inputs, (batch, *input shape).
+        """
+        return self._needed_policy()(self.predict(x))
+
+    def _needed_policy(self) -> Policy:
+        if self.policy is None:
+            raise UserError(
+                f"{self.path}: has no policy; export with policy= or heldout=, or from a run, or "
+                "pass Predictor(path, policy=)"
+            )
+        return self.policy
 
     def _channels_first(self, images: NDArray[Any]) -> NDArray[Any]:
         """Bytes (batch, channels, height, width) from channels last, or from grey images."""

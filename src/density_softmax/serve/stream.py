@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from density_softmax.decide.conformal import smallest_sample
+from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
 from density_softmax.serve.answer import Answer
 from density_softmax.serve.card import Card
 from density_softmax.serve.gallery import Gallery
 from density_softmax.serve.inputs import Chunk, read_chunks
 from density_softmax.serve.outputs import Flag, Record, open_output
+
+# The share of false alarms of a policy that promises nothing.
+DEFAULT_RATE = 0.05
+# What a record says of a decision, besides label and confidence.
+DECIDED = ("p_value", "action", "set", "reason")
+TOO_FAR = "too far from the training data to compute with"
 
 
 class Served(Protocol):
@@ -53,7 +61,7 @@ def predict_stream(
     path: Path,
     out: Path | None,
     *,
-    false_alarms: float = 0.05,
+    false_alarms: float | None = None,
     batch_size: int = 64,
     workers: int = 1,
     replica: Callable[[], Served] | None = None,
@@ -66,7 +74,8 @@ def predict_stream(
         model: an exported model, or that of a run.
         path: a folder of images, an image, an .npz or a .csv file.
         out: the file to write; None is CSV to the standard output.
-        false_alarms: share of in-domain inputs that may be flagged as `out`.
+        false_alarms: share of in-domain inputs that may be flagged as `out`; None takes that of
+            the model's policy, or 0.05 if it has none.
         batch_size: inputs in memory at a time.
         workers: threads that decode images.
         replica: opens the model in each process of a Ray cluster; None predicts in this process.
@@ -77,14 +86,14 @@ def predict_stream(
         raise UserError("--page: is for --engine local, where the inputs are at hand")
     if out is not None and out.exists() and path.exists() and out.samefile(path):
         raise UserError(f"--out {out}: is the input, which it would replace; choose another name")
-    threshold = model.card.threshold(false_alarms)
+    policy = _policy(model.card, false_alarms)
     if replica is None:
         chunks = read_chunks(path, model.card, batch_size, workers)
-        batches = _records(model, chunks, threshold, gallery)
+        batches = _records(model, chunks, policy, gallery)
     else:
         from density_softmax.serve.cluster import records_on_cluster
 
-        batches = records_on_cluster(replica, path, model.card, batch_size, threshold)
+        batches = records_on_cluster(replica, path, model.card, batch_size, policy)
     flags: Counter[str] = Counter()
     began, found = perf_counter(), Throughput(0.0, flags)
     with open_output(out) as write:
@@ -96,30 +105,42 @@ def predict_stream(
     return found
 
 
+def _policy(card: Card, false_alarms: float | None) -> Policy | None:
+    """The policy of a model at a rate of false alarms."""
+    if card.policy is None or false_alarms is not None:
+        return card.policy and card.policy.at(false_alarms)
+    settings = card.policy.settings
+    rateless = settings.false_alarms is None and settings.max_error is None
+    enough = card.policy.typical.count >= smallest_sample(DEFAULT_RATE)
+    return card.policy.at(DEFAULT_RATE) if rateless and enough else card.policy
+
+
 def _records(
-    model: Served, chunks: Iterable[Chunk], threshold: float | None, gallery: Gallery | None = None
+    model: Served, chunks: Iterable[Chunk], policy: Policy | None, gallery: Gallery | None = None
 ) -> Iterator[list[Record]]:
     """The records of one batch after another."""
     for chunk in chunks:
-        yield records_of(model, chunk, threshold, gallery)
+        yield records_of(model, chunk, policy, gallery)
 
 
 def records_of(
-    model: Served, chunk: Chunk, threshold: float | None, gallery: Gallery | None = None
+    model: Served, chunk: Chunk, policy: Policy | None, gallery: Gallery | None = None
 ) -> list[Record]:
     """The records of a batch.
 
     Args:
         model: an exported model, or that of a run.
         chunk: prepared inputs.
-        threshold: of the epistemic uncertainty, above which an input is flagged as `out`.
+        policy: what to do with predictions; None flags only what cannot be computed with.
         gallery: collects the most and the least typical inputs.
     """
     readable = np.array([np.isfinite(x).all() for x in chunk.x], bool)
     answer = _answer(model, chunk.x, readable)
+    decided = [{}] * len(chunk.x) if policy is None else policy(answer).rows()
+    rows = zip(readable, answer.epistemic.tolist(), decided, strict=True)
     records = [
-        _record(model.card, chunk, answer, row, bool(readable[row]), threshold)
-        for row in range(len(chunk.x))
+        _record(model.card, chunk, answer, row, _flag(good, far, each.get("action", "")), each)
+        for row, (good, far, each) in enumerate(rows)
     ]
     if gallery is not None:
         gallery.add(chunk, answer, records)
@@ -145,27 +166,29 @@ def _answer(model: Served, x: NDArray[np.float32], readable: NDArray[np.bool_]) 
 
 
 def _record(
-    card: Card, chunk: Chunk, answer: Answer, row: int, readable: bool, threshold: float | None
+    card: Card, chunk: Chunk, answer: Answer, row: int, flag: Flag, decided: Mapping[str, Any]
 ) -> Record:
     probs, epistemic = answer.probs[row], float(answer.epistemic[row])
-    flag, note = _flag(readable, epistemic, threshold)
+    note = "not finite" if flag == "bad" else TOO_FAR * (epistemic == math.inf)
     return Record(
         input=chunk.names[row],
-        label=card.class_names[int(probs.argmax())] if readable else "",
+        label="" if flag == "bad" else card.class_names[int(probs.argmax())],
         confidence=float(probs.max()),
         aleatoric=float(answer.aleatoric[row]),
         epistemic=epistemic,
         flag=flag,
         note=chunk.notes[row] or note,
+        **{name: decided[name] for name in DECIDED if name in decided},
     )
 
 
-def _flag(readable: bool, epistemic: float, threshold: float | None) -> tuple[Flag, str]:
-    """The flag of an input, and a note unless the threshold alone decides."""
+def _flag(readable: bool, epistemic: float, action: str) -> Flag:
+    """Whether an input is in the domain; only one that is infinitely far is out without a policy.
+
+    What a policy answers or abstains from is in the domain.
+    """
     if not readable:
-        return "bad", "not finite"
-    if epistemic == math.inf:
-        return "out", "too far from the training data to compute with"
-    if threshold is None:
-        return "", ""
-    return ("out" if epistemic > threshold else "in"), ""
+        return "bad"
+    if epistemic == math.inf or action == "unknown":
+        return "out"
+    return "in" if action else ""
