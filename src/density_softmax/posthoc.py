@@ -47,12 +47,29 @@ DEFAULT = "density_softmax"
 
 
 @overload
-def attach(model: nn.Module, *, train: Any, calibration: Any, **options: Any) -> Method: ...
+def attach(
+    model: nn.Module,
+    *,
+    train: Any,
+    calibration: Any,
+    head: str | None = ...,
+    layers: Sequence[str] | None = ...,
+    method: str | MethodConfig = ...,
+    policy: Mapping[str, Any] | None = ...,
+    seed: int = ...,
+    engine: EngineConfig | None = ...,
+    progress: bool = ...,
+) -> Method: ...
 
 
 @overload
 def attach(
-    model: ClassifierMixin, *, train: Any, calibration: Any, **options: Any
+    model: ClassifierMixin,
+    *,
+    train: Any,
+    calibration: Any,
+    seed: int = ...,
+    progress: bool = ...,
 ) -> DensityScaledClassifier: ...
 
 
@@ -105,7 +122,7 @@ def attach(
         progress: draw progress bars, and print NLL and ECE before and after.
     """
     if not isinstance(model, nn.Module):
-        _check_for_classifier(head=head, layers=layers, method=method, engine=engine)
+        _refuse(head=head, layers=layers, method=method, policy=policy, engine=engine)
         from density_softmax.estimators.scaled import attach_to_classifier
 
         return attach_to_classifier(model, train, calibration, seed=seed, progress=progress)
@@ -126,7 +143,7 @@ def attach(
     return attached
 
 
-def _check_for_classifier(**settings: Any) -> None:
+def _refuse(**settings: Any) -> None:
     """Refuse settings that only a network has."""
     for name, value in settings.items():
         if value not in (None, DEFAULT, ()):

@@ -24,7 +24,7 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor
 
-from density_softmax.engine.calibration import digests, judge, scores
+from density_softmax.engine.calibration import judge, scores
 from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.estimators.abstaining import (
     AbstainingClassifier,
@@ -35,6 +35,7 @@ from density_softmax.estimators.abstaining import (
     weighted_rows,
 )
 from density_softmax.nn.densities import GaussianDensity
+from density_softmax.nn.execution import digests
 from density_softmax.nn.softmax.budget import folds
 from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.nn.softmax.scale import Scale
