@@ -237,7 +237,7 @@ def attach_to_classifier(
     fresh = scaled._checked(*_pair("calibration", calibration), reset=False)
     scaled._around(classifier, known, fresh)
     rows = {"train": _judged(scaled, known), "heldout": _judged(scaled, fresh)}
-    for weakness in judge(rows, len(scaled.classes_)):
+    for weakness in judge(rows, len(scaled.classes_), answers=False):
         warnings.warn(weakness, CalibrationWarning, stacklevel=3)
     if progress:
         print(_change(scaled, known, fresh))
@@ -271,8 +271,7 @@ def _pair(name: str, value: Any) -> tuple[Any, Any]:
 def _judged(scaled: DensityScaledClassifier, rows: Rows) -> dict[str, Tensor]:
     """What `judge` looks at; labels are numbers."""
     z, y = scaled._batch(rows)
-    found = {"z": z, "y": y, "label": scaled._logits(scaled._read(rows.X)).argmax(-1)}
-    return found | {"digest": digests(z), "level": z.mean(1), "size": z.abs().mean(1)}
+    return {"z": z, "y": y, "digest": digests(z), "level": z.mean(1), "size": z.abs().mean(1)}
 
 
 def _change(scaled: DensityScaledClassifier, known: Rows, fresh: Rows) -> str:
