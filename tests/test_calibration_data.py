@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import density_softmax as ds
 from density_softmax.decide.calibration import _refuse_known
-from density_softmax.engine.calibration import cross_validate, predict_features
+from density_softmax.engine.calibration import cross_validate, predict_features, recalibrate
 from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.files.cards import as_json
 from density_softmax.metrics import ece, nll
@@ -21,6 +21,7 @@ from density_softmax.nn.finding import NUM_PROBED
 from density_softmax.nn.softmax.head import fit_temperature
 from density_softmax.nn.softmax.scale import TemperatureScale
 from density_softmax.recipes.attach import closed_form
+from density_softmax.training import folds
 
 ENGINE = ds.EngineConfig(accelerator="cpu", predict_batch_size=32)
 NUM_CLASSES = 3
@@ -196,12 +197,10 @@ def test_scores_after_are_of_samples_that_fitted_nothing(trained):
     with torch.no_grad():
         z, logits = model.features(x), trained(x)
     found = cross_validate(model, z, y, seed=0, batch_size=32)
-    order = torch.randperm(300, generator=torch.Generator().manual_seed(0)) % 5
     expected = torch.empty(300, 3)
-    for fold in range(5):
-        inside = order == fold
-        temperature = fit_temperature(logits[~inside], y[~inside])
-        expected[inside] = (logits[inside] / temperature).softmax(-1)
+    for inside, outside in folds(300, 5, seed=0):
+        temperature = fit_temperature(logits[inside], y[inside])
+        expected[outside] = (logits[outside] / temperature).softmax(-1)
     assert torch.allclose(found, expected, atol=1e-5)
     assert model.calibration.after.nll == pytest.approx(nll(expected, y), abs=1e-5)
 
@@ -269,6 +268,21 @@ def test_warnings_point_to_the_call_of_attach(trained):
     assert {each.filename for each in caught} == {__file__}
 
 
+@pytest.mark.parametrize(("num_samples", "num_folds"), [(10, 5), (23, 5), (7, 3), (100, 2)])
+def test_folds_judge_every_sample_once_by_all_the_others(num_samples: int, num_folds: int) -> None:
+    pairs = folds(num_samples, num_folds, seed=3)
+    assert len(pairs) == num_folds
+    judged = torch.cat([outside for _, outside in pairs])
+    assert judged.sort().values.tolist() == list(range(num_samples))
+    for inside, outside in pairs:
+        assert torch.cat([inside, outside]).sort().values.tolist() == list(range(num_samples))
+
+
+def test_too_few_samples_for_folds_are_all_in_both_parts() -> None:
+    ((inside, outside),) = folds(9, 5)
+    assert inside.tolist() == outside.tolist() == list(range(9))
+
+
 def test_samples_that_set_the_scale_fit_no_policy(trained):
     model, (x, y) = attached(trained), points(300, 2)
     pairs = [(x, y), (x.double().numpy(), y.numpy())]
@@ -301,3 +315,12 @@ def test_attach_divides_the_calibration_data_for_a_policy(trained, tmp_path):
     loaded = ds.load(tmp_path / "model.safetensors", copy.deepcopy(trained))
     assert loaded.policy.to_dict() == model.policy.to_dict()
     assert copy.deepcopy(model).policy is not None
+
+
+def test_recalibrating_is_attaching_with_other_calibration_data(trained):
+    model, (x, y) = attached(trained), points(200, 8)
+    recalibrate(model, model.features(x).detach(), y, batch_size=50)
+    expected = attached(trained, calibration=(x, y)).predict(x)
+    # All but how far covariances are shrunk, one number that the first samples have set.
+    assert torch.allclose(model.predict(x).probs, expected.probs, atol=0.01)
+    assert not torch.allclose(attached(trained).predict(x).probs, expected.probs, atol=0.01)

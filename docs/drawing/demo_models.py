@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent.parent / "demo"
 NUM_SHOWN = 200  # points of the moons that the page draws
 SEED = 0
 # The networks read coordinates, and brightness from 0 to 1, as they are.
-NORMALISATION = {
+NORMALISATION: dict[str, dict[str, Any]] = {
     "two_moons": {"kind": "table", "columns": ("x", "y"), "mean": (0, 0), "std": (1, 1)},
     "digits": {"kind": "images", "mean": (0,), "std": (1,)},
 }

@@ -280,3 +280,26 @@ def on_columns(stage: Stage, columns: slice) -> Stage:
         columns: which of them it sees.
     """
     return reading(stage, lambda features: features[:, columns])
+
+
+def folds(
+    num_samples: int, num_folds: int, seed: int = 0, device: torch.device | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """Pairs of indices, (samples,): those to fit to, and the others, which judge the fit.
+
+    Every sample is among the others once. Of fewer than two samples for each fold, all of them are
+    both.
+
+    Args:
+        num_samples: how many samples are divided.
+        num_folds: into how many parts.
+        seed: decides which sample is in which part.
+        device: where the indices are.
+    """
+    if num_samples < 2 * num_folds:
+        everything = torch.arange(num_samples, device=device)
+        return [(everything, everything)]
+    order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed)).to(device)
+    parts = [order[number::num_folds] for number in range(num_folds)]
+    others = [torch.cat(parts[:number] + parts[number + 1 :]) for number in range(num_folds)]
+    return list(zip(others, parts, strict=True))

@@ -35,7 +35,7 @@ def vector_model() -> DensitySoftmax:
     with torch.no_grad():
         evidence = method.logits_and_evidence(method.features(draw(64, 2)))[1]
         method.scale.threshold.copy_(evidence.log_prob.median())
-        method.scale.lowest.copy_(evidence.log_prob.min())
+        method.scale.farthest.copy_(evidence.log_prob.min())
     return method.mark_fitted().eval()
 
 

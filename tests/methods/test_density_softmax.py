@@ -184,7 +184,7 @@ def test_forward_is_equation_7_written_out() -> None:
     with torch.no_grad():
         scale.threshold.fill_(-6.5)
         scale.spread.fill_(2.0)
-        scale.lowest.fill_(-9.0)
+        scale.farthest.fill_(-9.0)
         scale.decay.fill_(0.6)
     z = numbers(method.encoder(X))
     u = (z - numbers(method.density.mean)) / numbers(method.density.scale)

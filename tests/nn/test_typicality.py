@@ -22,15 +22,16 @@ def features(num_samples: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return means[y] + torch.randn(num_samples, 5, generator=generator), y
 
 
-def class_aware(num_samples: int = 2000) -> Typicality:
-    """A Gaussian, a class-aware density and the energy, all fitted."""
-    z, y = features(num_samples)
-    densities = {"last": (GaussianDensity(5), slice(0, 5))}
+def class_aware(**columns: slice) -> Typicality:
+    """Gaussians of some columns, a class-aware density and the energy, all fitted."""
+    z, y = features(2000)
+    columns = columns or {"last": slice(0, 5)}
+    densities = {name: (GaussianDensity(c.stop), c) for name, c in columns.items()}
     densities["classes"] = (ClassAwareDensity(5, NUM_CLASSES), slice(0, 5))
-    for density, _ in densities.values():
+    for density, c in densities.values():
         for stage in density.stages():
             assert isinstance(stage, Estimate)
-            stage.finish(stage.statistics(Batch(z, y)))
+            stage.finish(stage.statistics(Batch(z[:, c], y)))
     typicality = Typicality(densities, energy=True)
     typicality.fit(typicality.experts(z, logits_of(z)))
     return typicality
@@ -66,16 +67,21 @@ def test_a_class_aware_expert_counts_as_minus_the_log_of_its_p_value() -> None:
             assert surprise == pytest.approx(-math.log(p_value), abs=0.02)
 
 
-def test_an_expert_that_ignores_classes_counts_only_where_one_in_a_hundred_is() -> None:
-    typicality = class_aware()
+@pytest.mark.parametrize(("place", "rank"), [(0, 200), (1, 0)])
+def test_experts_that_ignore_classes_count_in_the_tail_or_beyond_all_held_out_samples(
+    place: int, rank: int
+) -> None:
+    """The first of them where one in ten is, the second where none is."""
     z, _ = features(2000)
-    ordered = typicality.experts(z, logits_of(z))[:, 0].sort().values
-    at = torch.full((3, 4), 1e9)
-    at[:, 0] = torch.stack([ordered[1000], ordered[20], ordered[0] - 100 * typicality.width[0]])
-    median, onset, far = typicality.combined(at).surprise.tolist()
-    assert median < 0.1
+    typicality = class_aware(layers=slice(0, 5), last=slice(0, 3))
+    ordered = typicality.experts(z, logits_of(z))[:, place].sort().values
+    at = torch.full((3, 5), 1e9)
+    far = ordered[0] - 101 * typicality.width[place]
+    at[:, place] = torch.stack([ordered[1000], ordered[rank], far])
+    median, onset, beyond = typicality.combined(at).surprise.tolist()
+    assert median < onset / 2
     assert onset == pytest.approx(math.log(2), abs=0.05)
-    assert far > 100
+    assert beyond > 100
 
 
 def test_mixed_precision_does_not_touch_the_typicality() -> None:

@@ -15,7 +15,7 @@ from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.metrics.scoring import accuracy, ece, nll
 from density_softmax.nn.execution import digests, explained, seeded
-from density_softmax.training import Estimate, Stage, Values
+from density_softmax.training import Estimate, Stage, Values, folds
 from density_softmax.types import Batch, Inputs, Prediction, Scores, Source, tensors_of
 
 if TYPE_CHECKING:
@@ -268,14 +268,11 @@ def cross_validate(method: Method, z: Tensor, y: Tensor, seed: int, batch_size: 
     twin = method.on_features().eval()
     stages = heldout_stages(twin)
     many = len(y) * method.num_classes > MANY_LOGITS
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
-    fold = order % (FEW_FOLDS if many else NUM_FOLDS)
     probs = torch.empty(len(y), method.num_classes)
-    for number in range(int(fold.max()) + 1):
-        inside = fold == number
+    for inside, outside in folds(len(y), FEW_FOLDS if many else NUM_FOLDS, seed):
         for stage in stages:
-            refit(stage, batches_of(method, z[~inside], y[~inside], batch_size))
-        probs[inside] = predict_features(twin, z[inside], batch_size).probs
+            refit(stage, batches_of(method, z[inside], y[inside], batch_size))
+        probs[outside] = predict_features(twin, z[outside], batch_size).probs
     return probs
 
 

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from density_softmax.nn.softmax.head import fit_temperature, nll_of_samples
+from density_softmax.training import folds
 
 # In how many parts the held-out samples judge a decay, each by constants of the other parts.
 FOLDS = 5
+# By how many standard errors a cost must be below the budget, so that it is on fresh samples too.
+STANDARD_ERRORS = 2.0
 
 
 def all_rows(y: Tensor) -> Tensor:
@@ -22,22 +25,6 @@ def all_rows(y: Tensor) -> Tensor:
     return torch.arange(len(y), device=y.device)
 
 
-def folds(y: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of indices: samples to take constants from, and others to judge by them.
-
-    Of less than two samples for each fold, all of them are both.
-
-    Args:
-        y: the classes, (samples,).
-    """
-    if len(y) < 2 * FOLDS:
-        return [(all_rows(y), all_rows(y))]
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(y.device)
-    parts = [order[number::FOLDS] for number in range(FOLDS)]
-    others = [torch.cat(parts[:number] + parts[number + 1 :]) for number in range(FOLDS)]
-    return list(zip(others, parts, strict=True))
-
-
 def cross_scaled(logits: Tensor, y: Tensor) -> Tensor:
     """The logits at temperatures that were each fitted to other samples, (samples, classes).
 
@@ -46,7 +33,7 @@ def cross_scaled(logits: Tensor, y: Tensor) -> Tensor:
         y: the true classes, (samples,).
     """
     scaled = logits.double().clone()  # of float64 logits, double() is no copy
-    for inside, outside in folds(y):
+    for inside, outside in folds(len(y), FOLDS, device=y.device):
         scaled[outside] /= fit_temperature(logits[inside], y[inside])
     return scaled
 
@@ -72,7 +59,7 @@ def sharpest_decay(
         factor = torch.exp(-decay * stretched)[:, None]
         cost = nll_of_samples(factor * scaled, y) - before
         error = cost.std(correction=0) / math.sqrt(len(cost))
-        return bool(cost.mean() + error <= budget * before.mean())
+        return bool(cost.mean() + STANDARD_ERRORS * error <= budget * before.mean())
 
     # Never 0: one far outlier in the data must not cost the limit far away.
     grid = [1e-12, *(largest * 10 ** (-exponent / 4) for exponent in range(16, -1, -1))]

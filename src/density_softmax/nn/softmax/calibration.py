@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from density_softmax.nn.softmax.head import fit_temperature
+from density_softmax.training import folds
 
 Array = NDArray[np.float64]
 Objective = Callable[[Array], tuple[float, Array]]
@@ -93,9 +94,9 @@ class _Samples(NamedTuple):
     inputs: Array
     labels: Array
 
-    def where(self, chosen: NDArray[np.bool_]) -> _Samples:
+    def at(self, rows: Tensor) -> _Samples:
         """Some of them."""
-        return _Samples(*(part[chosen] for part in self))
+        return _Samples(*(part[rows.numpy()] for part in self))
 
 
 def _strength(samples: _Samples, start: Array) -> float:
@@ -103,16 +104,14 @@ def _strength(samples: _Samples, start: Array) -> float:
     number, width = samples.base.shape
     if number < 2 * NUM_FOLDS:
         return STRENGTHS[0]
-    fold = np.arange(number) % NUM_FOLDS
-    left_out = [fold == n for n in range(NUM_FOLDS if width <= MANY_CLASSES else 1)]
-    thetas, best, lowest = [start] * len(left_out), STRENGTHS[0], np.inf
+    divided = folds(number, NUM_FOLDS)[: NUM_FOLDS if width <= MANY_CLASSES else 1]
+    parts = [(samples.at(inside), samples.at(outside)) for inside, outside in divided]
+    thetas, best, lowest = [start] * len(parts), STRENGTHS[0], np.inf
     for strength in STRENGTHS:
-        thetas = [
-            _descend(_penalised(samples.where(~out), strength), theta)
-            for out, theta in zip(left_out, thetas, strict=True)
-        ]
-        pairs = zip(left_out, thetas, strict=True)
-        value = sum(_nll(samples.where(out), theta)[0] * out.sum() for out, theta in pairs)
+        pairs = list(zip(parts, thetas, strict=True))
+        thetas = [_descend(_penalised(inside, strength), theta) for (inside, _), theta in pairs]
+        found = zip(parts, thetas, strict=True)
+        value = sum(_nll(out, theta)[0] * len(out.labels) for (_, out), theta in found)
         if value >= lowest:
             break
         best, lowest = strength, value

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from density_softmax.config import ConfigError, Family
 from density_softmax.nn.execution import at_least_float32, full_precision
-from density_softmax.nn.softmax.budget import all_rows, cross_scaled, folds, sharpest_decay
+from density_softmax.nn.softmax.budget import FOLDS, all_rows, cross_scaled, sharpest_decay
 from density_softmax.nn.softmax.head import fit_temperature
+from density_softmax.training import folds
 
 # From the indices of some samples to the log densities of all, (samples,): what these are divided
 # by and compared with comes from the given ones alone.
@@ -260,14 +261,16 @@ class QuantileScale(Scale):
     keep the factor 1 exactly. The temperature is that of temperature scaling, and the decay c the
     sharpest that held-out data can afford: in-domain likelihood alone says little about how fast
     to lose confidence elsewhere, but it says what a decay costs. Affordable is a decay whose NLL,
-    plus one standard error of the difference, is at most `budget` above that of temperature
+    plus two standard errors of the difference, is at most `budget` above that of temperature
     scaling, relative to the latter. So that this holds on fresh data, each sample is judged by
     constants and a temperature of other samples; few samples have a large standard error, and
     vouch only for a small decay. A temperature refitted to the decay would win some of the cost
     back by sharpening all that looks typical, shifted data included. `steepest` bounds c.
 
-    v is the surprise beyond the least likely held-out sample. It costs held-out data nothing, so
-    its decay f is a constant: it leads to the uniform prediction where c is too small to.
+    v is the surprise beyond twice that of the least likely held-out sample. That costs in-domain
+    data nothing, so its decay f is a constant: it leads to the uniform prediction where c is too
+    small to. Begun at the least likely held-out sample, it would cost fresh samples a fifth of the
+    budget where there are few.
 
     For the same budget a slower tail spends more of it on mild surprises, which is where corrupted
     images are. With a > 0 the factor outruns any polynomial growth of the logits far away; the
@@ -278,7 +281,7 @@ class QuantileScale(Scale):
     fitted_on = "heldout"
     threshold: Tensor
     spread: Tensor
-    lowest: Tensor
+    farthest: Tensor
     decay: Tensor
 
     @dataclass(frozen=True)
@@ -290,7 +293,7 @@ class QuantileScale(Scale):
             budget: the share of the held-out NLL that may be given up in-domain.
             tail: the shape of the decay.
             steepest: the most that a surprise of one interquartile range takes off log factors.
-            far: f, the decay beyond all held-out data.
+            far: f, the decay far beyond all held-out data.
         """
 
         quantile: float = 0.1
@@ -321,7 +324,7 @@ class QuantileScale(Scale):
         self.largest_decay = config.steepest / self._stretch(torch.ones(())).item()
         self.register_buffer("threshold", torch.zeros(()))
         self.register_buffer("spread", torch.ones(()))
-        self.register_buffer("lowest", torch.zeros(()))
+        self.register_buffer("farthest", torch.zeros(()))
         self.register_buffer("decay", torch.zeros(()))
 
     def surprise(self, log_prob: Tensor) -> Tensor:
@@ -331,12 +334,12 @@ class QuantileScale(Scale):
     def log_factor(self, log_prob: Tensor) -> Tensor:
         """−c t(u) − f t(v)."""
         decay = self.decay * self._stretch(self.surprise(log_prob))
-        return -decay - self.far * self._stretch(self._below(self.lowest, log_prob))
+        return -decay - self.far * self._stretch(self._below(self.farthest, log_prob))
 
     def fit(self, log_prob: LogProb, logits: Tensor, y: Tensor) -> float:
         """The decay by cross-fitting, then quantiles and temperature of all samples."""
         stretched = torch.zeros(len(y), dtype=torch.float64, device=logits.device)
-        for inside, outside in folds(y):
+        for inside, outside in folds(len(y), FOLDS, device=y.device):
             found = log_prob(inside)
             self._set_quantiles(found[inside])
             stretched[outside] = self._stretch(self.surprise(found[outside])).double()
@@ -350,7 +353,8 @@ class QuantileScale(Scale):
         low, lower, upper = torch.quantile(log_prob.double(), levels)
         self.threshold.copy_(low)
         self.spread.copy_((upper - lower).clamp_min(torch.finfo(torch.float32).eps))
-        self.lowest.copy_(log_prob.min().clamp_min(torch.finfo(torch.float32).min))
+        farthest = 2 * log_prob.min().double() - low
+        self.farthest.copy_(farthest.clamp_min(torch.finfo(torch.float32).min))
 
     def _below(self, level: Tensor, log_prob: Tensor) -> Tensor:
         below = (level - log_prob) / self.spread

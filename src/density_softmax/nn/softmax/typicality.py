@@ -15,9 +15,8 @@ from density_softmax.nn.densities import Density
 from density_softmax.nn.execution import full_precision
 from density_softmax.training import Stage, on_columns
 
-# The share of held-out samples on which experts that ignore the classes begin to count in the
-# surprise: they see corruptions and OOD data of another kind, and are noise where classes decide.
-BLIND_ONSET = 0.01
+# The share of held-out samples whose surprise counts as such.
+TAIL = 0.1
 
 
 class Evidence(NamedTuple):
@@ -47,7 +46,9 @@ class Typicality(nn.Module):
       tempered to its own spread. It says how far an input has moved, which calibrates best.
     - `surprise` = Σ_i log(1 + exp((a_i − ℓ_i) / b_i)), nearly the sum of −log p-values, which
       detects best. For class-aware experts and the energy, a is the median and b such that the
-      10 % quantile has the p-value .1; the others count only below their 1 % quantile, in units of
+      10 % quantile has the p-value .1. Densities that ignore the classes see corruptions and OOD
+      data of another kind, and are noise where classes decide: the first of them, which is nearest
+      to the input, counts below its 10 % quantile, the others beyond all held-out samples, and b is
       their IQR.
 
     If no density is class-aware, the energy is a part of `log_prob`, and the surprise is −log_prob.
@@ -90,6 +91,7 @@ class Typicality(nn.Module):
         self.num_experts = len(self.names)
         self._aware = torch.tensor(aware + [True] * energy)
         self._summed = torch.tensor(summed + [not self.class_aware] * energy)
+        self._first_blind = (~self._aware).cumsum(0) == 1
         self.register_buffer("center", torch.zeros(self.num_experts))
         self.register_buffer("weight", self._summed.float())  # 1 / IQR; 0 where not summed
         self.register_buffer("onset", torch.zeros(self.num_experts))
@@ -136,17 +138,17 @@ class Typicality(nn.Module):
         """The constants of both sums, from the experts of in-domain data, (samples, experts)."""
         if self.num_experts == 1:
             return
-        levels = [0.1, 0.25, 0.5, 0.75, BLIND_ONSET]
-        low, lower, median, upper, onset = torch.quantile(
-            experts.double(), experts.new_tensor(levels).double(), dim=0
-        )
+        levels = experts.new_tensor([0.0, TAIL, 0.25, 0.5, 0.75]).double()
+        lowest, low, lower, median, upper = torch.quantile(experts.double(), levels, dim=0)
         spread = _positive(upper - lower)
-        aware, summed = (mask.to(experts.device) for mask in (self._aware, self._summed))
+        masks = (self._aware, self._summed, self._first_blind)
+        aware, summed, first = (mask.to(experts.device) for mask in masks)
         self.center.copy_(median)
         self.weight.copy_(summed / spread)
-        self.onset.copy_(torch.where(aware, median, onset))
-        # log(1 + exp(t)) is −log .1 at t = log 9.
-        self.width.copy_(torch.where(aware, _positive(median - low) / math.log(9), spread))
+        self.onset.copy_(torch.where(aware, median, torch.where(first, low, lowest)))
+        # log(1 + exp(t)) is −log(TAIL) at t = log(1 / TAIL − 1).
+        unit = _positive(median - low) / math.log(1 / TAIL - 1)
+        self.width.copy_(torch.where(aware, unit, spread))
 
 
 def _positive(spread: Tensor) -> Tensor:
