@@ -36,12 +36,12 @@ from density_softmax.estimators.abstaining import (
 )
 from density_softmax.nn.densities import GaussianDensity
 from density_softmax.nn.execution import digests
-from density_softmax.nn.softmax.budget import folds
+from density_softmax.nn.softmax.budget import FOLDS
 from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.nn.softmax.scale import Scale
 from density_softmax.nn.softmax.typicality import Typicality
 from density_softmax.recipes.table import DENSITY_SOFTMAX, HELDOUT, SCALE
-from density_softmax.training import Estimate
+from density_softmax.training import Estimate, folds
 from density_softmax.types import Batch, Prediction
 
 # Trees are certain of some classes, and the logarithm of 0 is infinite.
@@ -281,7 +281,7 @@ def _change(scaled: DensityScaledClassifier, known: Rows, fresh: Rows) -> str:
     log_prob = scaled._typicality(z, raw).log_prob
     probs = raw.softmax(-1)
     before = scores(probs, y)
-    for inside, outside in folds(y):
+    for inside, outside in folds(len(y), FOLDS):
         scale, temperature = _fitted_scale(log_prob[inside], raw[inside], y[inside])
         probs[outside] = _scaled(raw[outside], log_prob[outside], scale, temperature)
     after = scores(probs, y)
