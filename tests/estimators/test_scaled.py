@@ -178,6 +178,16 @@ def test_attach_takes_a_pipeline_of_mixed_columns(mixed):
     assert scaled.predict(fresh.assign(size=1e6), abstain=0.05)[0] is None
 
 
+def test_a_classifier_of_a_data_frame_is_asked_with_its_names(moons):
+    X, y = pd.DataFrame(moons[0], columns=["a", "b"]), moons[1]
+    trained = DecisionTreeClassifier(max_depth=3).fit(X[:300], y[:300])
+    rows = {"train": (X[:300], y[:300]), "calibration": (X[300:], y[300:])}
+    scaled = ds.attach(trained, **rows, progress=False)
+    np.testing.assert_array_equal(scaled.predict(X), trained.predict(X))
+    with pytest.raises(ValueError, match="feature names should match"):
+        scaled.predict(X[["b", "a"]])
+
+
 def test_attach_prints_what_it_changed(forest, moons, capsys):
     ds.attach(forest, train=make_moons(300, noise=0.15, random_state=1), calibration=moons)
     printed = capsys.readouterr().out

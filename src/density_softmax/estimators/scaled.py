@@ -188,7 +188,7 @@ class DensityScaledClassifier(AbstainingClassifier):
 
     def _logits(self, inputs: Any) -> Tensor:
         _, last = _divided(self.estimator_)
-        probs: NDArray[np.float64] = last.predict_proba(inputs)
+        probs: NDArray[np.float64] = last.predict_proba(_named(last, inputs))
         return torch.from_numpy(np.log(np.maximum(probs, LEAST_PROBABILITY).astype(np.float64)))
 
     def _standardized(self, inputs: Any) -> Tensor:
@@ -202,6 +202,16 @@ def _divided(classifier: Any) -> tuple[Any | None, Any]:
     if isinstance(classifier, Pipeline) and len(classifier) > 1:
         return classifier[:-1], classifier[-1]
     return None, classifier
+
+
+def _named(classifier: Any, inputs: Any) -> Any:
+    """Return the inputs with the names of columns that the classifier was trained with, if any."""
+    names = getattr(classifier, "feature_names_in_", None)
+    if names is None or not isinstance(inputs, np.ndarray):
+        return inputs
+    import pandas as pd
+
+    return pd.DataFrame(inputs, columns=names)
 
 
 def _dense(inputs: Any) -> Floats:
