@@ -102,7 +102,8 @@ class Network:
         calibration: Source,
         engine: EngineConfig,
     ) -> None:
-        self.name, self.fabric, self.batch_size = name, start(engine), engine.predict_batch_size
+        self.name, self.fabric = name, start(engine)
+        self.batch_size = engine.predict_batch_size or BATCH_SIZE
         base, example = closed_form(tuple(layers)), next(train.read([[0]], torch.device("cpu"))).x
         configs = (
             dataclasses.replace(base, scale=ConstantScale.Config(1.0)),

@@ -69,7 +69,7 @@ def predict(
     policy: Annotated[
         Path | None, typer.Option(help="A policy's .json file, in place of the model's own.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Inputs in memory at once.")] = 64,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Inputs in memory at once.")] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 takes all.")] = 0,
     engine: Annotated[
         Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,7 +17,9 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")
 PolicyFile = Annotated[
     Path | None, typer.Option(help="A .json of `Policy.save`, in place of the model's own.")
 ]
-Workers = Annotated[int, typer.Option(min=1, help="Processes that share the port.")]
+Workers = Annotated[
+    int, typer.Option(min=1, help="Processes that share the port; with ray the most replicas.")
+]
 Threads = Annotated[
     int, typer.Option(min=0, help="CPU threads per batch of each worker; 0 takes all.")
 ]
@@ -49,6 +51,8 @@ FalseAlarms = Annotated[
 KeepUnknown = Annotated[
     int, typer.Option(min=0, help="Latest unknown inputs shown on the page; 0 keeps none.")
 ]
+EngineName = Literal["local", "ray"]
+Engine = Annotated[EngineName, typer.Option(help="This machine, or a Ray cluster.")]
 
 
 def serve(
@@ -69,6 +73,7 @@ def serve(
     max_seconds: MaxSeconds = 30.0,
     false_alarms: FalseAlarms = 0.01,
     keep_unknown: KeepUnknown = 12,
+    engine: Engine = "local",
 ) -> None:
     """Serve exported models over HTTP, with a page to try them and to watch them.
 
@@ -82,6 +87,9 @@ def serve(
     what is accepted is answered, also after Ctrl-C. A file that changes is loaded without
     dropping a request. With `--workers` several processes share the port; one that dies is
     started again and its monitor goes on.
+
+    With `--engine ray` the service runs on the cluster of $RAY_ADDRESS, whose machines share the
+    files, or on one made of this machine: one replica, and up to `--workers` under load.
 
     Only this machine can connect unless `--host` says otherwise. Set a token then, and put a
     server with TLS before it.
@@ -115,10 +123,12 @@ def serve(
         false_alarms=false_alarms,
         recent=keep_unknown,
     )
-    _serve(models, settings, host, port, workers)
+    _serve(models, settings, host, port, workers, engine)
 
 
-def _serve(models: list[Path], settings: object, host: str, port: int, workers: int) -> None:
+def _serve(
+    models: list[Path], settings: object, host: str, port: int, workers: int, engine: EngineName
+) -> None:
     from density_softmax.serve.models import Shelf
     from density_softmax.serve.process import bind, serve
     from density_softmax.serve.settings import Settings
@@ -128,11 +138,21 @@ def _serve(models: list[Path], settings: object, host: str, port: int, workers: 
     listening = bind(host, port)
     found = listening.getsockname()
     shown = f"[{found[0]}]" if ":" in found[0] else found[0]
+    _warn_of_strangers(host, settings.token)
+    if engine == "ray":
+        from density_softmax.serve.cluster import serve_on_cluster
+
+        listening.close()  # it is free, and Ray takes it
+        serve_on_cluster(models, settings, found[0], found[1], workers)
+        return
     print(f"serving {', '.join(names)} at http://{shown}:{found[1]}", flush=True)
-    if host not in LOOPBACK and settings.token is None:
+    serve(models, settings, listening, workers)
+
+
+def _warn_of_strangers(host: str, token: str | None) -> None:
+    if host not in LOOPBACK and token is None:
         print(
             "density-softmax: other machines can connect, and no token is asked for: set one with "
             "--token-file",
             file=sys.stderr,
         )
-    serve(models, settings, listening, workers)

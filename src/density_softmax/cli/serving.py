@@ -85,7 +85,7 @@ def run_predict(
     page: Path | None,
     policy: Path | None,
     false_alarms: float | None,
-    batch_size: int,
+    batch_size: int | None,
     threads: int,
     engine: Literal["local", "ray"],
 ) -> None:
@@ -98,7 +98,7 @@ def run_predict(
         page: an .html file of the most and the least typical inputs.
         policy: the .json file of one, in place of the model's own.
         false_alarms: share of known inputs that may be flagged; None takes that of the policy.
-        batch_size: inputs in memory at once.
+        batch_size: inputs in memory at once; None lets the model choose.
         threads: CPU threads; 0 takes all.
         engine: this process, or a Ray cluster, where a task has one thread.
     """

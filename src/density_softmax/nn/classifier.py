@@ -23,6 +23,7 @@ from density_softmax.decide.explain import (
 )
 from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
+from density_softmax.nn import batches as batching
 from density_softmax.nn.answer import Answer
 from density_softmax.nn.execution import (
     CallerLock,
@@ -32,6 +33,8 @@ from density_softmax.nn.execution import (
     explained,
     seeded,
 )
+from density_softmax.serve.batches import SMALLEST
+from density_softmax.serve.batches import batch_size as chosen
 from density_softmax.serve.card import Card, Normalisation
 from density_softmax.serve.inputs import read_chunks
 from density_softmax.types import Calibration, Inputs, Prediction, tensors_of, without_labels
@@ -83,6 +86,7 @@ class Classifier(nn.Module, ABC):
         self.sums: dict[str, dict[str, Tensor]] = {}
         self._fitted = False
         self._lock = CallerLock()
+        self._batch_sizes: dict[Any, int] = {}
 
     def describe_inputs(self, example: Tensor | Inputs) -> None:
         """Note what inputs look like: shape and type, or those of each of several tensors.
@@ -173,6 +177,7 @@ class Classifier(nn.Module, ABC):
         seed: int | None = None,
         progress: bool = False,
         normalisation: Mapping[str, Any] | None = None,
+        batch_size: int | None = None,
     ) -> Answer:
         """Serve a batch in evaluation mode, on the model's device. Threads are served in turn.
 
@@ -189,20 +194,22 @@ class Classifier(nn.Module, ABC):
             progress: draw a progress bar, of a DataLoader or a path.
             normalisation: of a path, how raw inputs become what the network reads, as `export`
                 takes it; images need it.
+            batch_size: how many inputs are computed at a time; by default so many that their
+                activations fit into the caches of a CPU.
         """
         self.check_fitted("predict")
         if isinstance(x, str | Path):
-            return self._predict_path(Path(x), seed, progress, normalisation)
+            return self._predict_path(Path(x), seed, progress, normalisation, batch_size)
         if isinstance(x, DataLoader):
             batches = (without_labels(batch) for batch in x)
-            return self._predict_all(batches, seed, progress, len(x))
+            return self._predict_all(batches, seed, progress, len(x), batch_size)
         shape, dtype = self.example_shape, self.example_dtype
         several = self.example_inputs is not None
         x = as_batch(x, next(self.parameters()), shape, dtype, several)
         # Modes and generators are those of all threads, and not every encoder can be shared.
         with self._lock, evaluating(self), seeded(seed, x.device):
             try:
-                return self._answer(self.guarded(x))
+                return self._answer(self._in_batches(x, batch_size))
             except (RuntimeError, IndexError) as error:
                 raise explained(error, x, shape, dtype) from error
 
@@ -225,7 +232,7 @@ class Classifier(nn.Module, ABC):
         return digests(batch).numpy()
 
     def _predict_path(
-        self, path: Path, seed: int | None, progress: bool, normalisation: Any
+        self, path: Path, seed: int | None, progress: bool, normalisation: Any, size: int | None
     ) -> Answer:
         if self.example_shape is None:
             raise UserError(
@@ -244,33 +251,63 @@ class Classifier(nn.Module, ABC):
                 notes.extend(chunk.notes)
                 yield torch.from_numpy(chunk.x).to(self.example_dtype)
 
-        answer = self._predict_all(batches(), seed, progress)
+        answer = self._predict_all(batches(), seed, progress, size=size)
         answer.inputs, answer.notes = tuple(inputs), tuple(notes)
         return answer
 
     def _predict_all(
-        self, batches: Iterable[Any], seed: int | None, progress: bool, total: int | None = None
+        self,
+        batches: Iterable[Any],
+        seed: int | None,
+        progress: bool,
+        total: int | None = None,
+        size: int | None = None,
     ) -> Answer:
         from rich.progress import track
 
         shown = track(batches, "predict", total=total, disable=not progress)
-        parts = [self.predict(batch, seed) for batch in shown]
+        parts = [batching.on_cpu(self.predict(batch, seed, batch_size=size)) for batch in shown]
         if not parts:
             raise UserError("the DataLoader gives no batch: there is nothing to predict")
-        fields = (torch.cat([f.cpu() for f in each]) for each in zip(*parts, strict=True))
-        contributions = [p.contributions.cpu() for p in parts if p.contributions is not None]
-        whole = Prediction(*fields).made_of(torch.cat(contributions) if contributions else None)
-        return self._answer(whole)
+        return self._answer(batching.joined(parts))
+
+    def _in_batches(self, x: Tensor | Inputs, size: int | None) -> Prediction:
+        if size is None:
+            size = SMALLEST if len(x) <= SMALLEST else self.batch_size_for(x)
+        if len(x) <= size:
+            return self.guarded(x)
+        return batching.joined([self.guarded(x[i : i + size]) for i in range(0, len(x), size)])
+
+    def batch_size_for(self, x: Tensor | Inputs) -> int:
+        """How many inputs like these to compute at a time; the first call runs the model once.
+
+        Args:
+            x: a batch of inputs, (batch, ...).
+        """
+        shapes = tuple((part.shape[1:], part.device.type) for part in tensors_of(x))
+        if shapes not in self._batch_sizes:
+            accelerated = x.device.type != "cpu"
+            self._batch_sizes[shapes] = chosen(batching.widest_layer(self, x[:2]), accelerated)
+        return self._batch_sizes[shapes]
+
+    def example(self, device: torch.device) -> Tensor | Inputs | None:
+        """Two inputs of the shape and type that it was built with, all zero, if it knows them.
+
+        Args:
+            device: where they are made.
+        """
+        return batching.zeros(self.example_shape, self.example_dtype, self.example_inputs, device)
 
     def guarded(self, x: Tensor | Inputs) -> Prediction:
         """`forward` with bad rows flagged: what `predict` serves and what is exported."""
-        # Few operations: 0 times a number is 0, and times anything else NaN, which a sum keeps.
-        zeros = [(part * 0).flatten(1).sum(1) for part in tensors_of(x)]
-        zero = zeros[0] if len(zeros) == 1 else torch.stack([z.float() for z in zeros]).sum(0)
-        found = self(_where(zero == 0, x))
+        clean = batching.surely_finite(tensors_of(x))
+        total, given = (0.0, x) if clean else batching.without_bad_rows(x)
+        found = self(given)
+        if clean and batching.surely_finite(found):
+            return found
         probs, aleatoric, epistemic = found
         # An input so large that the density overflows is as unknown as one that is no number.
-        good = (zero + probs.sum(1) + aleatoric + epistemic).abs() < math.inf
+        good = (total + probs.sum(1) + aleatoric + epistemic).abs() < math.inf
         probs = probs.where(good[:, None], 1 / self.num_classes)
         aleatoric = aleatoric.where(good, math.log(self.num_classes))
         guarded = Prediction(probs, aleatoric, epistemic.where(good, math.inf))
@@ -314,7 +351,7 @@ class Classifier(nn.Module, ABC):
         x = as_batch(x, next(self.parameters()), self.example_shape, self.example_dtype, several)
         finite = epistemic.isfinite()
         with self._lock, evaluating(self):
-            parts, whose = self.parts(_where(finite, x))
+            parts, whose = self.parts(batching.in_finite_rows(finite, x))
         parts = parts.where(finite[:, None], math.inf)
         found = Explanation(_array(epistemic), _array(parts), whose)
         if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -360,10 +397,3 @@ class Classifier(nn.Module, ABC):
 
 def _array(values: Tensor) -> Floats:
     return values.detach().double().cpu().numpy()
-
-
-def _where(finite: Tensor, x: Tensor | Inputs) -> Any:
-    """The inputs, with 0 in rows that are not finite."""
-    if isinstance(x, Inputs):
-        return Inputs({name: _where(finite, each) for name, each in x.tensors.items()})
-    return x.where(finite.view(-1, *[1] * (x.ndim - 1)), 0)

@@ -107,7 +107,7 @@ class Predictor:
         """The type of the graph's input."""
         return np.dtype(DTYPES[self._input.type])
 
-    def predict(self, x: Any) -> Answer:
+    def predict(self, x: Any, batch_size: int | None = None) -> Answer:
         """Class probabilities and both parts of the uncertainty, as `Method.predict` returns them.
 
         A row with a NaN, an infinite or a far too large value gets uniform probabilities and
@@ -115,8 +115,16 @@ class Predictor:
 
         Args:
             x: prepared inputs, (batch, *input shape).
+            batch_size: how many are computed at a time; by default so many that their activations
+                fit into the caches.
         """
-        batch = self.checked(self._array(x))
+        batch, size = self.checked(self._array(x)), batch_size or self.card.batch_size
+        if len(batch) <= size:
+            return self._answer(batch)
+        starts = range(0, len(batch), size)
+        return Answer.joined([self._answer(batch[i : i + size]) for i in starts])
+
+    def _answer(self, batch: NDArray[Any]) -> Answer:
         if len(batch) == 0:
             outputs = [np.zeros(shape, np.float32) for shape in self._shapes(0)]
         else:
