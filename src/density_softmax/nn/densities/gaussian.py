@@ -12,8 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from density_softmax.config import ConfigError
-from density_softmax.errors import UserError
-from density_softmax.nn.densities.base import Density, DensityConfig, mean_and_variance
+from density_softmax.nn.densities.base import (
+    Density,
+    DensityConfig,
+    class_sums,
+    mean_and_variance,
+)
 from density_softmax.nn.execution import Derived
 from density_softmax.training import Estimate, Stage, Values
 from density_softmax.types import Batch
@@ -235,8 +239,8 @@ class GaussianDensity(WhitenedDensity):
 
     halves: Tensor
 
-    def __init__(self, num_features: int) -> None:
-        super().__init__(num_features)
+    def __init__(self, num_features: int, least_shrinkage: float = 0.0) -> None:
+        super().__init__(num_features, least_shrinkage)
         halves = torch.full((num_features, 1), -0.5)
         self.register_buffer("halves", halves, persistent=False)
 
@@ -393,20 +397,3 @@ class ClassAwareDensity(WhitenedDensity):
 def log_height(whitener: Tensor) -> Tensor:
     """log|W| − ½ d log 2π, the log density of N(0, (WᵀW)⁻¹) at 0, for triangular W."""
     return whitener.diagonal().log().sum() - 0.5 * len(whitener) * math.log(2 * math.pi)
-
-
-def class_sums(z: Tensor, y: Tensor, num_classes: int) -> dict[str, Tensor]:
-    """Counts and sums of every class.
-
-    Args:
-        z: (batch, features).
-        y: the classes, (batch,).
-        num_classes: how many there are.
-    """
-    legal = (y >= 0) & (y < num_classes)
-    if not legal.all():
-        raise UserError(
-            f"label {int(y[~legal][0])}: the density knows classes 0 to {num_classes - 1}"
-        )
-    member = F.one_hot(y, num_classes).to(z)
-    return {"count": member.sum(0), "sum": member.T @ z}
