@@ -110,7 +110,8 @@ def decisions():
     found["x_elsewhere"] = found["x_elsewhere"][found["x_elsewhere"].amax(1) < 3]
     x_tomorrow, x_new = corners(200, 1.0)[0], corners(500)
     data = {"x_valid": x_valid, "y_valid": y_valid, "x_new": x_new[0], "y_new": x_new[1]}
-    return {"model": CornersModel(), "x": x, "x_tomorrow": x_tomorrow, **data, **found}
+    own = {"net": classifier(4), "train": images(200, 4), "valid": images(400, 4)}
+    return {"model": CornersModel(), "x": x, "x_tomorrow": x_tomorrow, **data, **found, **own}
 
 
 # The names that a page takes for granted. The others take none.
