@@ -1,23 +1,16 @@
-"""Do the guarantees of policies and monitors hold, and what are they worth?
+"""Do the guarantees of policies and monitors hold? decisions_data.py shows what they are worth.
 
     python benchmarks/decisions.py [--streams N]
-    python benchmarks/decisions.py --data DIR [--models DIR] [--images N] [--corruptions N]
 
-Without --data it simulates: the coverage of sets and the bound on errors over 500 random splits,
+It simulates the coverage of sets and the bound on errors over 500 random splits,
 and how many of N streams of 5,000 inputs without any change ever raise an alarm, each with 500
 calibration samples of its own; beside it the same bets on p-values against these samples alone.
-
-With --data it takes CIFAR-10 ResNets, the safetensors files of --models, as posthoc_cifar10.py
-does. A third of the test images calibrates the model, 2,000 others the policy. On the rest, under
-the corruptions in severities 1, 3 and 5, and on SVHN it measures set sizes and coverage, coverage
-with weights, inputs until the alarm, and the estimated accuracy. Written is rows.csv.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -153,34 +146,12 @@ def simulate(streams: int) -> None:
 
 
 def main() -> None:
-    """Simulate, or measure on real data."""
-    args = parse()
-    if args.data is None:
-        simulate(args.streams)
-        return
-    from decisions_cifar10 import measure
-
-    measure(args)
-
-
-def parse() -> argparse.Namespace:
-    """The options."""
+    """Simulate."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--streams", type=int, default=2000, help="streams to simulate")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="measure on CIFAR-10 instead")
-    parser.add_argument(
-        "--models", type=Path, metavar="DIR", help="safetensors; --data if not given"
-    )
-    parser.add_argument("--train", type=int, help="training images to read; all if not given")
-    parser.add_argument("--images", type=int, help="how many to report on; all if not given")
-    parser.add_argument("--corruptions", type=int, help="how many of the 15; all if not given")
-    parser.add_argument("--repeats", type=int, default=20, help="streams per shift")
-    parser.add_argument("--out", type=Path, default=Path("runs/decisions"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    return parser.parse_args()
+    simulate(parser.parse_args().streams)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ from density_softmax.posthoc import around
 from density_softmax.recipes.attach import closed_form
 from density_softmax.runs.rows import write_rows
 from density_softmax.types import Row, Source
-from posthoc_cifar10 import BATCH_SIZE, LAYERS, Images
+from posthoc_cifar10 import BATCH_SIZE, LAYERS, Images, first
 
 NUM_POLICY, NUM_BEFORE, NUM_REFIT = 2000, 1000, 500
 COVERAGE, MAX_ERROR, FALSE_ALARMS = 0.95, 0.05, 0.01
@@ -102,7 +102,8 @@ class Network:
         calibration: Source,
         engine: EngineConfig,
     ) -> None:
-        self.name, self.fabric, self.batch_size = name, start(engine), engine.predict_batch_size
+        self.name, self.fabric = name, start(engine)
+        self.batch_size = engine.predict_batch_size or BATCH_SIZE
         base, example = closed_form(tuple(layers)), next(train.read([[0]], torch.device("cpu"))).x
         configs = (
             dataclasses.replace(base, scale=ConstantScale.Config(1.0)),
@@ -165,15 +166,17 @@ def kept(
 
 def cifar10(args: argparse.Namespace, engine: EngineConfig) -> list[Row]:
     """ResNets under corruptions, and on SVHN."""
-    images = Images(args.data, args.seed, None, args.choose)
+    count = None if args.images is None else NUM_POLICY + args.images
+    images = Images(args.data, args.seed, count, args.choose)
     num_policy = NUM_POLICY if not args.choose else len(images.rows) // 2
+    train = images.train if args.train is None else first(images.train, args.train)
     rows: list[Row] = []
     for file in args.weights or sorted(args.data.glob("*.safetensors")):
         state = load_file(file)
         name = f"resnet{depth_of(state)}{'-choose' * args.choose}"
 
         def network(state: dict[str, Tensor] = state, name: str = name) -> Network:
-            model, sets = load_classifier(state), (images.train, images.calibration)
+            model, sets = load_classifier(state), (train, images.calibration)
             return Network(name, model, "1", LAYERS, *sets, engine)
 
         total = 2 + len(images.corruptions) * len(SEVERITIES)
@@ -197,8 +200,7 @@ def image_sets(images: Images, num_policy: int) -> Sets:
 
             yield f"cifar10-c/{kind}/{severity}", shifted
     if "svhn" in images.ood:
-        svhn = images.ood["svhn"]
-        yield "svhn", lambda: ArraySource(svhn.x[: len(y)], svhn.y[: len(y)], images.preparation)  # type: ignore[attr-defined]
+        yield "svhn", lambda: first(images.ood["svhn"], len(y))
 
 
 def clinc(args: argparse.Namespace, engine: EngineConfig) -> list[Row]:
@@ -418,6 +420,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--encoder", type=Path, metavar="FOLDER")
     parser.add_argument("--hidden", type=int, default=0, help="width of a hidden layer; 0 for none")
     parser.add_argument("--choose", action="store_true", help="report no test image")
+    parser.add_argument("--train", type=int, help="training images to read; all if not given")
+    parser.add_argument("--images", type=int, help="images to report on; all if not given")
     parser.add_argument("--repeats", type=int, default=20, help="streams per shift")
     parser.add_argument("--out", type=Path, default=Path("runs/decisions"))
     parser.add_argument("--seed", type=int, default=0)

@@ -1,32 +1,60 @@
-"""Serving an exported wide ResNet: import time, throughput, and the same answers from four threads.
+"""Serving exported models: a Predictor in a process of its own, and the service over HTTP.
 
-    python benchmarks/serving.py [--depth 28 --width 10] [--out DIR]
+    python benchmarks/serving.py [--parts predictor,load,half,overload,kill,soak] [--out DIR]
 
-The weights are untrained: nothing here depends on them. Import time is that of a fresh process
-that has a `Predictor` class at hand, and of one that has loaded the model and answered once.
+`predictor`: import time, first answer and throughput of an exported wide ResNet (`--depth`,
+`--width`), and the same answers from four threads. The other parts start `density-softmax serve`
+with a ResNet-20 on loopback and send single images; both sides share the machine.
+
+`load`: requests per second of 32 clients, with micro-batching (`--batch 32`) and one by one
+(`--batch 1`) in turn, for binary tensors, JSON and PNG files, beside what the Predictor does
+without HTTP. `half`: latency at half of the rate that was reached. `overload`: five times that
+rate. `kill`: one of two workers is killed under half of the load. `soak`: `--minutes` at half of
+the load; memory, errors, and whether answers are those of the Predictor.
+
+Weights are untrained: nothing here depends on them.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
+from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import torch
+from PIL import Image
 
 import density_softmax as ds
 from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.nn.backbones.resnet import CifarResNet
 from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.runs.rows import write_rows
+from density_softmax.serve.predictor import Predictor
 from density_softmax.types import Row
+from load import Load, binary, drive, request
 
 SHAPE = (3, 32, 32)
+NAMES = [f"class{number}" for number in range(10)]
+PIXELS = {"kind": "images", "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
+CLIENTS, OVERLOAD = 32, 5
+NUM_IMAGES = 64
+OUTPUTS = ("probs", "epistemic", "p_value")
+PARTS = ("predictor", "load", "half", "overload", "kill", "soak")
 READY = """
 from time import perf_counter
 began = perf_counter()
@@ -39,23 +67,31 @@ import sys
 print(imported - began, perf_counter() - began, int("torch" in sys.modules))
 """
 
+Numbers = dict[str, float]
+
 
 def main() -> None:
     """Export, then measure."""
-    args = parse()
+    args, rows = parse(), list[Row]()
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model.onnx"
-        torch.manual_seed(0)
-        encoder = WideResNet.Config(args.depth, args.width).build(SHAPE)
-        method = DensitySoftmax(encoder, 10).mark_fitted().eval()
-        exported = ds.export(method, file, example=torch.randn(2, *SHAPE), progress=True)
-        print(f"WRN-{args.depth}-{args.width}: parity {dict(exported.parity)}")
-        found = start_up(file, args.repeats) | throughput(file, args.requests)
-    for metric, value in found.items():
-        print(f"{metric:32} {value:10.3f}")
+        for part in args.parts:
+            name = f"serving/wrn-{args.depth}-{args.width}" if part == "predictor" else "serving"
+            for metric, value in MEASURES[part](Path(folder), args).items():
+                print(f"{part:10} {metric:44} {value:12.4f}", flush=True)
+                rows.append(Row(name, "density_softmax", "default", 0, "cost", metric, value))
     if args.out is not None:
-        name = (f"serving/wrn-{args.depth}-{args.width}", "density_softmax", "default", 0, "cost")
-        write_rows(args.out / "rows.csv", [Row(*name, key, value) for key, value in found.items()])
+        write_rows(args.out / "rows.csv", rows)
+
+
+def measure_predictor(folder: Path, args: argparse.Namespace) -> Numbers:
+    """The Predictor by itself."""
+    file = folder / "wide_resnet.onnx"
+    torch.manual_seed(0)
+    encoder = WideResNet.Config(args.depth, args.width).build(SHAPE)
+    method = DensitySoftmax(encoder, 10).mark_fitted().eval()
+    exported = ds.export(method, file, example=torch.randn(2, *SHAPE), progress=True)
+    print(f"WRN-{args.depth}-{args.width}: parity {dict(exported.parity)}")
+    return start_up(file, args.repeats) | throughput(file, args.requests)
 
 
 def start_up(file: Path, repeats: int) -> dict[str, float]:
@@ -95,17 +131,285 @@ def throughput(file: Path, num_requests: int) -> dict[str, float]:
     }
 
 
+def resnet(folder: Path) -> Path:
+    """A ResNet-20 with what `attach` adds, and a policy, exported once."""
+    file = folder / "resnet20.onnx"
+    if file.exists():
+        return file
+    torch.manual_seed(0)
+    backbone = CifarResNet.Config(depth=20).build(SHAPE)
+    network = torch.nn.Sequential(backbone, torch.nn.Linear(64, 10)).eval()
+    x = torch.randn(3000, *SHAPE)
+    with torch.no_grad():
+        y = (network(x) - network(x).mean(0)).argmax(1)
+        network[1].bias -= network(x).mean(0)
+        network[1].weight *= 30 / network(x).std()
+    model = ds.attach(network, train=(x[:1500], y[:1500]), calibration=(x[1500:], y[1500:]))
+    x = torch.randn(1000, *SHAPE)
+    policy = ds.Policy.fit(model, (x, network(x).argmax(1)), coverage=0.9, false_alarms=0.01)
+    ds.export(model, file, example=x[:1], policy=policy, class_names=NAMES, normalisation=PIXELS)
+    return file
+
+
+@contextmanager
+def service(file: Path, *options: object) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """A service of a model, and its port."""
+    code = "from density_softmax.cli import main; main()"
+    command = [sys.executable, "-c", code, "serve", str(file), "--port", "0", *map(str, options)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    port = int(process.stdout.readline().strip().rsplit(":", 1)[1])
+    try:
+        yield port, process
+    finally:
+        process.terminate()
+        process.wait(90)
+
+
+def pictures() -> Any:
+    """Images as bytes, (images, height, width, channels)."""
+    rng = np.random.default_rng(1)
+    return np.clip(rng.normal(128, 64, (NUM_IMAGES, 32, 32, 3)), 0, 255).astype(np.uint8)
+
+
+def forms(predictor: Predictor) -> dict[str, list[bytes]]:
+    """The images as requests of every form."""
+    path, found = "/v2/models/resnet20/infer", dict[str, list[bytes]]()
+    images = pictures()
+    prepared = predictor.prepare(images)
+    found["binary"] = [binary(path, "raw", "UINT8", x[None], OUTPUTS) for x in images]
+    wanted = [{"name": name} for name in OUTPUTS]
+    entry = {"name": "x", "datatype": "FP32", "shape": [1, *SHAPE]}
+    bodies = [
+        {"inputs": [{**entry, "data": x.reshape(-1).tolist()}], "outputs": wanted} for x in prepared
+    ]
+    found["json"] = [request(path, json.dumps(b).encode(), "application/json") for b in bodies]
+    files = [io.BytesIO() for _ in images]
+    for image, file in zip(images, files, strict=True):
+        Image.fromarray(image).save(file, "PNG")
+    found["png"] = [request("/predict", file.getvalue(), "image/png") for file in files]
+    return found
+
+
+def measure_load(folder: Path, args: argparse.Namespace) -> Numbers:
+    """Micro-batching against one by one, in turn, for every form of request."""
+    file = resnet(folder)
+    requests, found = forms(Predictor(file)), alone(file)
+    with service(file, "--batch", 32) as (together, _), service(file, "--batch", 1) as (single, _):
+        for form, bodies in requests.items():
+            rounds: dict[str, list[Load]] = {"batched": [], "one_by_one": []}
+            drive(together, bodies, CLIENTS, 0.5)
+            drive(single, bodies, CLIENTS, 0.5)
+            for _ in range(args.rounds):
+                rounds["batched"].append(drive(together, bodies, CLIENTS, args.seconds))
+                rounds["one_by_one"].append(drive(single, bodies, CLIENTS, args.seconds))
+            ratios = [
+                a.rate / b.rate
+                for a, b in zip(rounds["batched"], rounds["one_by_one"], strict=True)
+            ]
+            for name, loads in rounds.items():
+                rate = statistics.median(load.rate for load in loads)
+                found[f"requests_per_second:{form}:{name}"] = rate
+            found[f"batching_ratio:{form}"] = statistics.median(ratios)
+            batched = found[f"requests_per_second:{form}:batched"]
+            found[f"overhead_ms:{form}"] = 1000 / batched - found["predictor_ms:batch32"]
+    return found
+
+
+def alone(file: Path) -> Numbers:
+    """What the Predictor does without HTTP, in milliseconds per image."""
+    predictor = Predictor(file)
+    x, found = predictor.prepare(pictures()), dict[str, float]()
+    for size in (1, 32):
+        predictor.predict(x[:size])
+        times = []
+        for _ in range(200 // size):
+            began = perf_counter()
+            predictor.predict(x[:size])
+            times.append((perf_counter() - began) / size)
+        found[f"predictor_ms:batch{size}"] = 1000 * statistics.median(times)
+    return found
+
+
+def saturation(port: int, bodies: list[bytes], seconds: float) -> float:
+    """Requests per second that clients in a closed loop get answered."""
+    drive(port, bodies, CLIENTS, 1.0)
+    return drive(port, bodies, CLIENTS, seconds).rate
+
+
+def measure_half(folder: Path, args: argparse.Namespace) -> Numbers:
+    """Latency at half of the load that can be served."""
+    file = resnet(folder)
+    bodies = forms(Predictor(file))["binary"]
+    with service(file) as (port, _):
+        most = saturation(port, bodies, args.seconds)
+        loads = [drive(port, bodies, CLIENTS, args.seconds, most / 2) for _ in range(args.rounds)]
+    medians = [load.quantile(0.5) for load in loads]
+    ratios = [load.quantile(0.99) / load.quantile(0.5) for load in loads]
+    return {
+        "saturation": most,
+        "latency_ms:median": statistics.median(medians),
+        "latency_ms:p99": statistics.median(load.quantile(0.99) for load in loads),
+        "p99_over_median": statistics.median(ratios),
+        "not_answered": sum(n for load in loads for s, n in load.statuses.items() if s != 200),
+    }
+
+
+def measure_overload(folder: Path, args: argparse.Namespace) -> Numbers:
+    """Five times the load that can be served: answered or refused, none lost."""
+    file = resnet(folder)
+    bodies = forms(Predictor(file))["binary"]
+    with service(file, "--max-queue", 128) as (port, _):
+        most = saturation(port, bodies, args.seconds)
+        load = drive(port, bodies, OVERLOAD * CLIENTS, 2 * args.seconds, OVERLOAD * most)
+        flood = drive(port, bodies, 1024, 2 * args.seconds)
+    return {
+        "saturation": most,
+        "answered_per_second": load.rate,
+        **{f"answers:{status}": count for status, count in sorted(load.statuses.items())},
+        "lost": load.statuses.get(0, 0) + flood.statuses.get(0, 0),
+        **{f"flood_1024_clients:{s}": count for s, count in sorted(flood.statuses.items())},
+        "flood_latency_ms:median": flood.quantile(0.5),
+        "flood_latency_ms:p99": flood.quantile(0.99),
+        "flood_latency_ms:largest": flood.quantile(1.0),
+    }
+
+
+def measure_kill(folder: Path, args: argparse.Namespace) -> Numbers:
+    """One of two workers is killed under half of the load."""
+    file = resnet(folder)
+    bodies = forms(Predictor(file))["binary"]
+    with service(file, "--workers", 2, "--threads", 1) as (port, process):
+        time.sleep(5)
+        most = saturation(port, bodies, args.seconds)
+        before = _monitored(port)
+        with ThreadPoolExecutor(1) as pool:
+            driven = pool.submit(drive, port, bodies, CLIENTS, 4 * args.seconds, most / 2)
+            time.sleep(args.seconds)
+            os.kill(_workers(process)[0], signal.SIGKILL)
+            load = driven.result()
+        time.sleep(3)
+        after, alive = _monitored(port), len(_workers(process))
+    answered = load.statuses.get(200, 0)
+    return {
+        "requests": sum(load.statuses.values()),
+        "answered": answered,
+        "broken_connections": load.statuses.get(0, 0),
+        "latency_ms:largest": load.quantile(1.0),
+        "workers_after": alive,
+        "monitored_inputs_less_answered": after - before - answered,
+    }
+
+
+def _workers(process: subprocess.Popen[str]) -> list[int]:
+    pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(p) for p in pids if b"spawn_main" in Path(f"/proc/{p}/cmdline").read_bytes()]
+
+
+def _monitored(port: int) -> int:
+    time.sleep(2.5)  # states are written every second
+    with urlopen(f"http://127.0.0.1:{port}/monitor", timeout=60) as answer:
+        return int(json.load(answer)["monitor"]["inputs"])
+
+
+def measure_soak(folder: Path, args: argparse.Namespace) -> Numbers:
+    """Half of the load for long: errors, memory, and answers beside those of the Predictor."""
+    file = resnet(folder)
+    predictor = Predictor(file)
+    bodies, expected = forms(predictor)["binary"], _expected(predictor)
+    with service(file) as (port, process):
+        rate = saturation(port, bodies, args.seconds) / 2
+        drive(port, bodies, CLIENTS, 20, rate)  # until memory has settled
+        first, end = _memory(process.pid), time.monotonic() + 60 * args.minutes
+        statuses, same, largest = dict[int, int](), 0, 0.0
+        while (left := end - time.monotonic()) > 0:
+            check = compared(expected)
+            load = drive(port, bodies, CLIENTS, min(30.0, left), rate, check)
+            for status, count in load.statuses.items():
+                statuses[status] = statuses.get(status, 0) + count
+            same += sum(difference == 0 for difference in load.answers)
+            largest = max([largest, *load.answers])
+        last = _memory(process.pid)
+    answered = statuses.get(200, 0)
+    return {
+        "minutes": args.minutes,
+        "requests": sum(statuses.values()),
+        "errors": sum(statuses.values()) - answered,
+        "memory_mb:before": first / 2**20,
+        "memory_mb:after": last / 2**20,
+        "memory_growth": last / first - 1,
+        "answers_with_the_same_bits": same / answered,
+        "largest_difference": largest,
+    }
+
+
+def _memory(pid: int) -> int:
+    """Resident memory in bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _expected(predictor: Predictor) -> list[bytes]:
+    """The bytes of the outputs of each image by itself."""
+    found = []
+    assert predictor.policy is not None
+    for image in pictures():
+        answer = predictor.predict(predictor.prepare(image[None]))
+        p_value = predictor.policy(answer).p_value
+        found.append(answer.probs.tobytes() + answer.epistemic.tobytes() + p_value.tobytes())
+    return found
+
+
+def compared(expected: list[bytes]) -> Callable[[int, bytes], float]:
+    """A check of an answer: the largest relative difference, 0 if all bits are the same."""
+    split = 4 * (len(NAMES) + 1)
+
+    def check(number: int, body: bytes) -> float:
+        found = body[-len(expected[number]) :]
+        if found == expected[number]:
+            return 0.0
+        pairs = [
+            np.concatenate([np.frombuffer(b[:split], np.float32), np.frombuffer(b[split:])])
+            for b in (found, expected[number])
+        ]
+        return float(np.max(np.abs(pairs[0] - pairs[1]) / (1e-6 + np.abs(pairs[1]))))
+
+    return check
+
+
+MEASURES = dict(
+    zip(
+        PARTS,
+        (
+            measure_predictor,
+            measure_load,
+            measure_half,
+            measure_overload,
+            measure_kill,
+            measure_soak,
+        ),
+        strict=True,
+    )
+)
+
+
 def parse() -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS))
     parser.add_argument("--depth", type=int, default=28)
     parser.add_argument("--width", type=int, default=10)
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=7, help="fresh processes")
+    parser.add_argument("--rounds", type=int, default=5, help="of each load, in turn")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a round")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of the soak")
     parser.add_argument("--out", type=Path, help="folder for rows.csv")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"no part {', '.join(unknown)}; there are: {', '.join(PARTS)}")
+    return args
 
 
 if __name__ == "__main__":

@@ -485,7 +485,8 @@ def test_a_prediction_becomes_a_data_frame():
     model, train, calibration, (x, _) = made("MLP")
     found = attached(model, train, calibration).predict(x)
     frame = found.to_pandas()
-    names = ["labels", "confidence", "aleatoric", "epistemic", "typicality", "p0", "p1", "p2"]
+    names = ["labels", "confidence", "aleatoric", "epistemic", "typicality"]
+    names += [*found.experts, "p0", "p1", "p2"]
     assert list(frame) == names
     assert np.allclose(frame[["p0", "p1", "p2"]], found.probs)
 

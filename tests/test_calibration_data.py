@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import density_softmax as ds
 from density_softmax.decide.calibration import _refuse_known
-from density_softmax.engine.calibration import cross_validate, predict_features
+from density_softmax.engine.calibration import cross_validate, predict_features, recalibrate
 from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.files.cards import as_json
 from density_softmax.metrics import ece, nll
@@ -315,3 +315,12 @@ def test_attach_divides_the_calibration_data_for_a_policy(trained, tmp_path):
     loaded = ds.load(tmp_path / "model.safetensors", copy.deepcopy(trained))
     assert loaded.policy.to_dict() == model.policy.to_dict()
     assert copy.deepcopy(model).policy is not None
+
+
+def test_recalibrating_is_attaching_with_other_calibration_data(trained):
+    model, (x, y) = attached(trained), points(200, 8)
+    recalibrate(model, model.features(x).detach(), y, batch_size=50)
+    expected = attached(trained, calibration=(x, y)).predict(x)
+    # All but how far covariances are shrunk, one number that the first samples have set.
+    assert torch.allclose(model.predict(x).probs, expected.probs, atol=0.01)
+    assert not torch.allclose(attached(trained).predict(x).probs, expected.probs, atol=0.01)

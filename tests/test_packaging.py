@@ -27,4 +27,6 @@ def test_the_demo_installs_no_tools_of_developers():
 
 def test_the_version_is_the_same_everywhere():
     citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert f"\n## {density_softmax.__version__}" in changelog
     assert f"\nversion: {density_softmax.__version__}\n" in citation

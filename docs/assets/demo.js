@@ -61,10 +61,11 @@
       }));
     }
 
-    // The share of held-out inputs that are at least as strange.
+    // The p-value: the share of held-out inputs that are at least as strange.
     typicality(epistemic) {
-      const { knots } = this.facts;
-      return 1 - knots.filter((knot) => knot < epistemic).length / knots.length;
+      const { count, values, above } = this.facts.typical;
+      const lower = values.filter((value) => value < epistemic).length;
+      return (1 + (lower === 0 ? count : above[lower - 1])) / (count + 1);
     }
   }
 
@@ -89,9 +90,11 @@
     return `<div>${name}: <strong>${percent(value)}</strong></div>${filled}`;
   }
 
+  const FALSE_ALARMS = 0.05;
+
   function answerText(model, answer) {
     const best = Math.max(...answer.probs);
-    const known = answer.epistemic <= model.facts.threshold;
+    const known = answer.typicality > FALSE_ALARMS;
     const label = model.facts.class_names[answer.probs.indexOf(best)];
     return (
       `<p class="demo-label">Label <strong>${label}</strong>, ` +

@@ -3,8 +3,8 @@
     python docs/drawing/demo_models.py [--out FOLDER]
 
 writes to docs/demo, for each of them: NAME.onnx with Density-Softmax attached, NAME_plain.onnx with
-the softmax of the same network, and NAME.json with what the page shows besides: some inputs, and
-quantiles of the held-out uncertainty. It takes half a minute.
+the softmax of the same network, and NAME.json with inputs that the page shows. It takes half a
+minute.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent.parent / "demo"
 NUM_SHOWN = 200  # points of the moons that the page draws
 SEED = 0
 # The networks read coordinates, and brightness from 0 to 1, as they are.
-NORMALISATION = {
+NORMALISATION: dict[str, dict[str, Any]] = {
     "two_moons": {"kind": "table", "columns": ("x", "y"), "mean": (0, 0), "std": (1, 1)},
     "digits": {"kind": "images", "mean": (0,), "std": (1,)},
 }
@@ -54,8 +54,7 @@ def main() -> None:
                 model, path, example=train.x[:1], heldout=heldout, normalisation=NORMALISATION[name]
             )
             print(path, path.stat().st_size)
-        facts = {**shown, **known(out / f"{name}.onnx", heldout)}
-        (out / f"{name}.json").write_text(json.dumps(facts), encoding="utf-8")
+        (out / f"{name}.json").write_text(json.dumps(shown), encoding="utf-8")
 
 
 def moons() -> tuple[str, list[Samples], nn.Module, dict[str, Any]]:
@@ -104,19 +103,6 @@ def trained(network: nn.Module, data: Samples) -> nn.Module:
             nn.functional.cross_entropy(network(data.x[rows]), data.y[rows]).backward()
             optimizer.step()
     return network.eval()
-
-
-def known(path: Path, heldout: Samples) -> dict[str, Any]:
-    """What the page needs besides the graph, from the file itself."""
-    predictor = ds.Predictor(path, threads=1)
-    epistemic = torch.from_numpy(predictor.predict(heldout.x.numpy()).epistemic)
-    knots = torch.quantile(epistemic.double(), torch.linspace(0, 1, 101, dtype=torch.float64))
-    return {
-        "class_names": predictor.class_names,
-        "input_shape": predictor.card.input_shape,
-        "threshold": predictor.card.thresholds[0.05],
-        "knots": [float(f"{value:.6g}") for value in knots.tolist()],
-    }
 
 
 if __name__ == "__main__":

@@ -19,9 +19,12 @@ import tarfile
 import tempfile
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+
+from density_softmax.serve.predictor import Predictor
 
 log = logging.getLogger("mkdocs.hooks.demo")
 
@@ -105,22 +108,38 @@ def runtime_scripts(archive: bytes) -> dict[str, str]:
 
         rest = {
             "loader": read(LOADER).decode(),
-            "wasm": encoded(gzip.compress(read(WASM), mtime=0)),
+            "wasm": encoded(gzip.compress(read(WASM), compresslevel=6, mtime=0)),
         }
         return {INTERFACE: read(INTERFACE).decode(), "runtime.js": script("demoRuntime", rest)}
 
 
 def models_script() -> str:
-    """The models with their facts, as a script."""
-    models = {
-        file.stem: {
-            **json.loads(file.read_text(encoding="utf-8")),
-            "graph": encoded(file.with_suffix(".onnx").read_bytes()),
-            "plain": encoded(file.with_name(f"{file.stem}_plain.onnx").read_bytes()),
-        }
-        for file in sorted(MODELS.glob("*.json"))
+    """The models with what the page knows about them, as a script."""
+    return script("demoModels", {file.stem: facts(file) for file in sorted(MODELS.glob("*.json"))})
+
+
+def facts(file: Path) -> dict[str, Any]:
+    """What the page knows about a model.
+
+    Args:
+        file: with inputs to show; the graphs are beside it.
+    """
+    graph, plain = file.with_suffix(".onnx"), file.with_name(f"{file.stem}_plain.onnx")
+    card = Predictor(graph, threads=1).card
+    assert card.policy is not None
+    typical = card.policy.typical
+    return {
+        **json.loads(file.read_text(encoding="utf-8")),
+        "class_names": card.class_names,
+        "input_shape": card.input_shape,
+        "typical": {
+            "count": typical.count,
+            "values": typical.values.tolist(),
+            "above": typical.above.tolist(),
+        },
+        "graph": encoded(graph.read_bytes()),
+        "plain": encoded(plain.read_bytes()),
     }
-    return script("demoModels", models)
 
 
 def encoded(content: bytes) -> str:

@@ -35,9 +35,10 @@ from density_softmax.posthoc import (
     posthoc_kinds,
 )
 from density_softmax.report.comparison import Comparison
-from density_softmax.runs.comparison import PLAIN, ROWS, SCALED, Contender, Contest, Fitted, Found
+from density_softmax.runs.comparison import PLAIN, SCALED, Contender, Contest, Fitted, Found
 from density_softmax.runs.evaluation import latency_metrics
 from density_softmax.runs.run import variant_text
+from density_softmax.serve.batches import ROWS
 from density_softmax.training import Values
 from density_softmax.types import Inputs, Row, Source
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,9 @@ from density_softmax.engine.calibration import (
     scores,
 )
 from density_softmax.engine.fit import inspected
+from density_softmax.engine.passes import rows_at_once
 from density_softmax.engine.progress import Bars
+from density_softmax.engine.unfinished import remove_files
 from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.methods.density_softmax import DensitySoftmax
@@ -52,6 +55,7 @@ def attach(
     policy: Mapping[str, Any] | None = None,
     seed: int = 0,
     engine: EngineConfig | None = None,
+    directory: str | Path | None = None,
     progress: bool = True,
 ) -> Method:
     """Density-Softmax around a trained model, without back-propagation through it.
@@ -83,7 +87,10 @@ def attach(
             the calibration samples then sets temperature and scale, and the other half fits
             `policy` of the result: samples that did both would make promises too good.
         seed: decides every random draw.
-        engine: devices, processes and precision.
+        engine: devices, processes, precision, and how many inputs are computed at a time.
+        directory: for large data, where features are kept while they are computed: those above
+            `engine.feature_memory` are mapped files, and a killed call continues when it is made
+            again. The files are removed at the end.
         progress: draw progress bars, and print NLL and ECE before and after.
     """
     posthoc_config(method, layers or ())  # refused before the data are read
@@ -94,6 +101,7 @@ def attach(
     with seeded(seed, example.device):
         attached = around(encoder, config, example)
     options: dict[str, Any] = {"seed": seed, "engine": engine, "progress": progress}
+    options["directory"] = None if directory is None else Path(directory)
     splits, others = dict[str, Source](sources), None
     if policy is not None:
         splits["heldout"], others = halves(sources["heldout"], seed)
@@ -215,6 +223,7 @@ def fit_calibrated(
     layers: Sequence[str] = (),
     seed: int = 0,
     engine: EngineConfig | None = None,
+    directory: Path | None = None,
     progress: bool = True,
 ) -> None:
     """Judge the data, fit a method around a trained network, and measure what that changed.
@@ -228,6 +237,7 @@ def fit_calibrated(
         layers: names of the layers that the method reads, for the record.
         seed: decides every random draw.
         engine: devices, processes and precision.
+        directory: where features are kept while they are computed.
         progress: draw progress bars, and print what was measured.
     """
     engine = engine or EngineConfig()
@@ -236,7 +246,12 @@ def fit_calibrated(
     fabric.to_device(method)
     with Bars(shown) as bars:
         read = partial(read_rows, fabric, method, logits=encoder.logits, config=engine, bars=bars)
-        rows = {split: read(source=s, name=f"features {split}") for split, s in sources.items()}
+        rows = {
+            split: read(
+                source=s, name=f"features {split}", directory=directory and directory / split
+            )
+            for split, s in sources.items()
+        }
     weaknesses = judge(rows, method.num_classes)
     for weakness in weaknesses:
         warnings.warn(weakness, CalibrationWarning, stacklevel=3)
@@ -256,8 +271,11 @@ def fit_calibrated(
         before=before,
         warnings=tuple(weaknesses),
         digests=smallest_digests(rows["heldout"]["digest"]),
-        **measured(method, heldout, splits[1], seed, engine.predict_batch_size),
+        **measured(method, heldout, splits[1], seed, rows_at_once(engine)),
     )
+    if directory is not None:
+        for split in sources:
+            remove_files(directory / split)
     if shown:
         found = "\n".join([method.calibration.read(), f"  {method.calibration.change()}"])
         print(f"attached to {found}")

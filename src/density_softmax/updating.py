@@ -13,7 +13,13 @@ from density_softmax.data.sources import ArraySource
 from density_softmax.engine import EngineConfig, start
 from density_softmax.engine.calibration import batches_of, refit, scores
 from density_softmax.engine.fit import inspected
-from density_softmax.engine.passes import collect, num_batches, total
+from density_softmax.engine.passes import (
+    chosen_batch_size,
+    collect,
+    num_batches,
+    rows_at_once,
+    total,
+)
 from density_softmax.engine.progress import Bars
 from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.methods.base import Method
@@ -65,7 +71,7 @@ def update(
         found = {stage.name: stage.statistics(read) for stage in stages}
         return {f"{s}/{name}": value for s, own in found.items() for name, value in own.items()}
 
-    size = engine.predict_batch_size
+    size = chosen_batch_size(engine, model, sources["train"], fabric.device)
     with Bars(progress and fabric.is_global_zero) as bars:
         bar = bars.add("update", num_batches(len(sources["train"]), size))
         new = total(fabric, sources["train"], sums, size, tick=bar.advance)
@@ -124,13 +130,14 @@ def _calibrate_again(
     model: Method, sources: Mapping[str, Source], fabric: Fabric, engine: EngineConfig
 ) -> None:
     """Repeat the estimates on held-out data, and what `attach` measures there."""
-    size, encoder = engine.predict_batch_size, model.encoder
+    size, encoder = rows_at_once(engine), model.encoder
+    inputs_at_once = chosen_batch_size(engine, model, sources["heldout"], fabric.device)
 
     def features(batch: Batch) -> Values:
         z = model.features(batch.x).float()
         return {"z": z, "y": batch.y, "digest": digests(batch.x).to(z.device)}
 
-    found = collect(fabric, sources["heldout"], features, size)
+    found = collect(fabric, sources["heldout"], features, inputs_at_once)
     heldout = ArraySource(found["z"], found["y"])
     for stage in model.stages():
         if stage.split == "heldout":

@@ -433,7 +433,7 @@ def test_latency_says_when_the_machine_was_too_busy(run_directory, monkeypatch, 
         assert call(monkeypatch, "latency", run_directory) == 0
         out = capsys.readouterr().out
         assert ("~2" in out) is said
-        assert ("too busy to believe" in out) is said
+        assert ("too busy to measure" in out) is said
 
 
 @pytest.fixture

@@ -143,3 +143,35 @@ def test_it_needs_no_torch(folder):
     code += "from density_softmax.cli import main; main()"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert json.loads((folder / "state.json").read_text())["inputs"] == 200
+
+
+def test_of_a_folder_only_what_is_new_is_read(monitor, folder):
+    grows = folder / "grows"
+    for number in range(3):
+        write_stream(grows / f"{number}.csv", *predicted(50, number))
+        assert monitor("grows")[0] == 0
+        assert monitor("grows")[0] == 0
+        assert ds.Monitor.load(folder / "state.json").inputs == 50 * (number + 1)
+    write_stream(grows / "0.jsonl", *predicted(50, 3, shift=5.0))
+    assert monitor("grows")[0] == 3
+    assert monitor("grows", "--reset")[0] == 0
+    assert ds.Monitor.load(folder / "state.json").inputs == 0  # what was read stays read
+
+
+def test_a_file_that_is_broken_leaves_what_was_read_before_it(monitor, folder):
+    grows = folder / "grows"
+    write_stream(grows / "a.csv", *predicted(50, 1))
+    (grows / "b.csv").write_text("input,label\n1,2\n")
+    assert monitor("grows")[0] == 2
+    assert ds.Monitor.load(folder / "state.json").inputs == 50
+    write_stream(grows / "b.csv", *predicted(50, 2))
+    assert monitor("grows")[0] == 0
+    assert ds.Monitor.load(folder / "state.json").inputs == 100
+
+
+def test_images_need_the_model_itself(monitor, folder):
+    (folder / "photos").mkdir()
+    (folder / "photos" / "a.png").touch()
+    code, (_, error) = monitor("photos")
+    assert code == 2
+    assert "images need the model itself, FILE.onnx" in error

@@ -14,6 +14,7 @@ from torch import nn
 import density_softmax as ds
 from density_softmax.decide.conformal import RATES
 from density_softmax.deploy import export as exporter
+from density_softmax.deploy.graph import trace
 from density_softmax.deploy.parity import TOLERANCE, ParityError, _probes
 from density_softmax.errors import UserError
 from density_softmax.files.cards import as_json
@@ -149,11 +150,12 @@ def test_torch_export_gives_the_same_answers_by_name(tmp_path):
 
 
 def test_a_difference_is_an_error_and_writes_nothing(tmp_path, monkeypatch):
-    def careless(network):
+    def careless(network, example):
         with torch.no_grad():
             network.method.head.linear.bias[0] += 1e-3
+        return trace(network, example)
 
-    monkeypatch.setattr(exporter, "fuse_gaussians", careless)
+    monkeypatch.setattr(exporter, "trace", careless)
     model = Deterministic(nn.Linear(2, 5), 3)
     with pytest.raises(ParityError, match=r"batch size 1 .* differ by .* more than 1e-05"):
         ds.export(model, tmp_path / "model.pt2", example=draw(1, 2))

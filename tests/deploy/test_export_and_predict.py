@@ -174,3 +174,16 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert error.startswith("density-softmax: ")
     assert message in error
     assert set(tmp_path.iterdir()) == before
+
+
+def test_promises_are_fitted_to_the_held_out_data(run_directory, monkeypatch, tmp_path, capsys):
+    file, number = tmp_path / "model.pt2", len(Run.at(run_directory).data.heldout)
+    options = ["--coverage", "0.9", "--false-alarms", "0.05"]
+    assert call(monkeypatch, "export", run_directory, file, *options) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "sets hold the true label of 0.9 of the inputs" in text
+    assert f"samples {number}," in text  # which fitted nothing of this method
+    assert call(monkeypatch, "export", run_directory, file, "--policy", "none.json") == 2
+    wrong = ["--policy", "none.json", "--coverage", "0.9"]
+    assert call(monkeypatch, "export", run_directory, file, *wrong) == 2
+    assert "omit the others, or --policy" in capsys.readouterr().err

@@ -10,17 +10,20 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from density_softmax.deploy.graph import (
-    FusedTypicality,
     Graph,
     OnnxArtifact,
     as_graph_input,
-    fuse_gaussians,
     to_onnx,
     trace,
 )
 from density_softmax.methods.deterministic import Deterministic
 from density_softmax.nn.backbones.wide_resnet import WideResNet
-from density_softmax.nn.densities import ClassAwareDensity, FlowDensity, GaussianDensity
+from density_softmax.nn.densities import (
+    ClassAwareDensity,
+    Density,
+    FlowDensity,
+    GaussianDensity,
+)
 from density_softmax.nn.densities.gaussian import WhitenedDensity
 from density_softmax.nn.lipschitz import spectral
 from density_softmax.nn.softmax.typicality import Typicality
@@ -97,23 +100,71 @@ def logits_of(z: Tensor) -> Tensor:
     [[slice(0, 7)], [slice(3, 7)], [slice(3, 7), slice(0, 3)]],
     ids=["last", "layers", "both"],
 )
-def test_fused_gaussians_give_the_same_typicality(
+def test_experts_of_one_product_are_those_of_each_density(
     columns: list[slice], energy: bool, classes: bool
 ) -> None:
-    network = nn.ModuleDict({"typicality": typicality_of(columns, energy, classes)})
+    typicality = typicality_of(columns, energy, classes)
     z = torch.cat([features(50, seed=1), 3 * features(50, seed=2)])
-    expected = network["typicality"](z, logits_of(z))
-    assert fuse_gaussians(network) == ["typicality"]
-    assert isinstance(network["typicality"], FusedTypicality)
-    found = network["typicality"](z, logits_of(z))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+    expected = [by_hand(density, z[:, c]) for _, density, c in typicality.readers()]
+    expected += [logits_of(z).logsumexp(-1, keepdim=True)] * energy
+    found = typicality.experts(z, logits_of(z))
+    torch.testing.assert_close(found, torch.cat(expected, -1), rtol=1e-4, atol=1e-3)
 
 
-def test_a_typicality_with_other_densities_is_left_alone() -> None:
+def by_hand(density: Density, z: Tensor) -> Tensor:
+    """The experts by their formulas, nothing folded."""
+    if isinstance(density, GaussianDensity):
+        y = (z - density.center) @ density.whitening.T
+        return density.log_height - 0.5 * y.square().sum(-1, keepdim=True)
+    assert isinstance(density, ClassAwareDensity)
+    u = z / z.norm(dim=-1, keepdim=True)
+    turned, rest = ((u - density.center) @ density.whitening.T).split(
+        [density.num_turned, z.shape[1] - density.num_turned], dim=-1
+    )
+    nearest = (turned[:, None] - density.location).square().sum(-1).min(-1)
+    near, between = nearest.values, density.location[nearest.indices]
+    ratio = density.gather[-density.num_turned :, 1]
+    first = density.height[0] - 0.5 * (near + rest.square().sum(-1))
+    second = density.height[1] - 0.5 * (turned - between).square().sum(-1)
+    return torch.stack([first, second + turned.square() @ ratio], dim=-1)
+
+
+def test_other_densities_are_experts_beside_gaussians() -> None:
     densities = {"a": (GaussianDensity(2), slice(0, 2)), "b": (FlowDensity(2), slice(2, 4))}
-    network = nn.ModuleDict({"typicality": Typicality(densities)})
-    assert fuse_gaussians(network) == []
-    assert isinstance(network["typicality"], Typicality)
+    typicality, z = Typicality(densities), draw(5, 4)
+    expected = [density.log_prob(z[:, c]) for _, density, c in typicality.readers()]
+    torch.testing.assert_close(typicality.experts(z, draw(5, 3)), torch.stack(expected, -1))
+
+
+def changed_by_fit(typicality: Typicality, z: Tensor) -> None:
+    for _, density, columns in typicality.readers():
+        assert isinstance(density, WhitenedDensity)
+        fit_closed_form(density, z[:, columns], logits_of(z).argmax(1))
+
+
+def changed_by_state(typicality: Typicality, z: Tensor) -> None:
+    other = copy.deepcopy(typicality)
+    changed_by_fit(other, z)
+    typicality.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("change", [changed_by_fit, changed_by_state])
+def test_what_was_derived_before_a_fit_is_not_used_after_it(change) -> None:
+    typicality, z = typicality_of([slice(3, 7)], True, classes=True), features(200, seed=3)
+    before = typicality(z, logits_of(z))
+    change(typicality, 2 * z + 1)
+    found = typicality(z, logits_of(z))
+    assert not torch.allclose(found.log_prob, before.log_prob, rtol=0.01)
+    anew = copy.deepcopy(typicality)  # which knows nothing that was derived
+    assert torch.equal(found.log_prob, anew(z, logits_of(z)).log_prob)
+
+
+def test_a_mean_far_from_zero_is_subtracted_first() -> None:
+    """W z − W m would lose the digits that the features have."""
+    density, z = GaussianDensity(2), 1000 + 2.0**-9 * draw(500, 2).mul(64).round().div(64)
+    fit_closed_form(density, z, torch.zeros(500, dtype=torch.long))
+    exact = copy.deepcopy(density).double().log_prob(z.double())
+    torch.testing.assert_close(density.log_prob(z).double(), exact, rtol=1e-4, atol=1e-4)
 
 
 def test_a_single_density_is_passed_on_as_it_is() -> None:
@@ -134,12 +185,10 @@ def spoiled(x: Tensor) -> Tensor:
     return x
 
 
-def test_a_fused_method_predicts_and_flags_the_same() -> None:
+def test_batches_with_bad_rows_are_answered_as_single_rows_are() -> None:
     method, x = image_model(), spoiled(draw(12, *IMAGE_SHAPE))
-    network = copy.deepcopy(method)
-    assert fuse_gaussians(network) == ["typicality"]
-    expected, found = method.predict(x), network.predict(x)
-    torch.testing.assert_close(found.probs, expected.probs, rtol=0, atol=1e-5)
-    torch.testing.assert_close(found.aleatoric, expected.aleatoric, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.epistemic, expected.epistemic, rtol=1e-4, atol=1e-4)
-    assert found.epistemic.isinf().tolist()[4:] == [row < 7 for row in range(4, 12)]
+    whole = method.predict(x)
+    single = [method.predict(row[None]) for row in x]
+    for found, *expected in zip(whole, *single, strict=True):
+        torch.testing.assert_close(found, torch.cat(expected), rtol=1e-4, atol=1e-4)
+    assert whole.epistemic.isinf().tolist()[4:] == [row < 7 for row in range(4, 12)]

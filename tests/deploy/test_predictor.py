@@ -7,12 +7,13 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import onnx
 import pytest
 import torch
-from exported_models import COLOURS, IMAGE_SHAPE, TABLE, draw
+from exported_models import COLOURS, IMAGE_SHAPE, TABLE, draw, image_model
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -22,6 +23,7 @@ from density_softmax.data.images import ImagePreparation
 from density_softmax.data.tables import Standardization
 from density_softmax.errors import UserError
 from density_softmax.methods.deterministic import Deterministic
+from density_softmax.serve.batches import SMALLEST
 from density_softmax.serve.card import Card, Normalisation
 from density_softmax.serve.predictor import refuse_external_data
 
@@ -41,7 +43,7 @@ SERVING = {
     f"density_softmax.{name}"
     for name in (
         *("errors", "lazy", "files", "files.cards"),
-        *("serve", "serve.answer", "serve.card", "serve.predictor"),
+        *("serve", "serve.answer", "serve.batches", "serve.card", "serve.predictor"),
         *("decide", "decide.conformal", "decide.risk", "decide.shift", "decide.calibration"),
         *("decide.martingale", "decide.policy"),
     )
@@ -392,3 +394,20 @@ def test_a_file_of_before_the_contributions_still_answers(image_file, tmp_path):
     assert ours.contributions is None
     assert ours.experts == ()
     np.testing.assert_array_equal(ours.epistemic, theirs.epistemic)
+
+
+def test_large_batches_are_computed_in_parts_and_give_the_same(tmp_path):
+    model, x = image_model(), draw(20, *IMAGE_SHAPE).numpy()
+    ds.export(model, tmp_path / "model.onnx", example=x[:2])
+    served = ds.Predictor(tmp_path / "model.onnx")
+    served.card = replace(served.card, bytes_per_input=1e12)
+    assert served.card.batch_size == SMALLEST
+    found, whole = served.predict(x), served.predict(x, batch_size=20)
+    for name, values in whole.outputs().items():
+        np.testing.assert_allclose(found.outputs()[name], values, rtol=1e-4, atol=1e-5)
+
+
+def test_a_file_knows_how_wide_its_network_is(tmp_path):
+    model = Deterministic(nn.Sequential(nn.Linear(2, 1000), nn.ReLU()), 3).mark_fitted()
+    ds.export(model, tmp_path / "model.onnx", example=torch.zeros(1, 2))
+    assert ds.Predictor(tmp_path / "model.onnx").card.bytes_per_input == 4 * 2000

@@ -16,6 +16,7 @@ from exported_models import draw
 from PIL import Image
 
 import density_softmax as ds
+from density_softmax.cli import monitoring
 from density_softmax.data.folders import ImageFiles
 from density_softmax.errors import UserError
 from density_softmax.files.tables import csv_reader
@@ -466,3 +467,17 @@ def test_images_need_a_model_that_says_how_they_are_normalised(folder):
     card = Card("1", "deterministic", ("a", "b"), (3, 8, 8))
     with pytest.raises(UserError, match="does not say how images are normalised"):
         list(read_chunks(folder, card, batch_size=4))
+
+
+def test_a_monitor_predicts_the_images_that_are_new(image_file, folder, tmp_path):
+    """With the experts of the model, and the broken one counted as not finite."""
+    rng, model = np.random.default_rng(0), ds.Predictor(image_file)
+    answer = model.predict(rng.standard_normal((100, 3, 8, 8)).astype(np.float32))
+    policy = ds.Policy.fit(None, (answer, answer.labels))
+    assert set(policy.bags) == {"epistemic", "confidence", *model.card.experts}
+    watching = ds.Monitor(policy)
+    monitoring._read_folder(watching, image_file, folder, tmp_path / "state.json")
+    monitoring._read_folder(watching, image_file, folder, tmp_path / "state.json")
+    assert (watching.inputs, watching.not_finite) == (4, 1)
+    assert ds.Monitor.load(tmp_path / "state.json").to_dict() == watching.to_dict()
+    assert set(watching.moved) == set(policy.bags)

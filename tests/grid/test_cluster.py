@@ -1,10 +1,13 @@
 """Grids and predictions on a Ray cluster, one of whose workers is killed."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +165,56 @@ def test_what_cannot_be_read_is_the_same_error_on_a_cluster(
     with pytest.raises(DataError) as local:
         predict_stream(Predictor(MODELS / "two_moons.onnx", 1), table, tmp_path / "out.csv")
     assert cluster.result() == repr(local.value)
+
+
+SERVE = """
+from pathlib import Path
+from ray import serve
+from density_softmax.serve.cluster import APPLICATION, application
+from density_softmax.serve.settings import Settings
+serve.start(http_options={{"host": "127.0.0.1", "port": {port}}})
+serve.run(application([Path({model!r})], Settings(state={state!r}), 2), name=APPLICATION)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def replica() -> int:
+    """The process of a replica."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (folder / "cmdline").read_bytes().startswith(b"ray::ServeReplica:density-softmax"):
+                return int(folder.name)
+    raise AssertionError("there is no replica")
+
+
+def test_ray_serve_answers_as_the_model_does_though_a_replica_is_killed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    file, port = MODELS / "two_moons.onnx", free_port()
+    cluster.start(SERVE.format(model=str(file), port=port, state=str(tmp_path)))
+    assert cluster.result() == "done"
+    address = f"http://127.0.0.1:{port}"
+    x = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
+    tensor = {"name": "x", "shape": [5, 2], "datatype": "FP32", "data": x.flatten().tolist()}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    wanted = Predictor(file, 1).predict(x).probs.flatten().tolist()
+    for _ in range(2):
+        with urllib.request.urlopen(f"{address}/v2/models/two_moons/infer", body, 60) as found:
+            outputs = {each["name"]: each["data"] for each in json.load(found)["outputs"]}
+        assert outputs["probs"] == wanted
+        os.kill(replica(), signal.SIGKILL)
+    for path in ("v2/health/ready", "metrics", "openapi.json", ""):
+        with urllib.request.urlopen(f"{address}/{path}", timeout=60) as found:
+            assert found.status == 200
+    with urllib.request.urlopen(f"{address}/monitor", timeout=60) as found:
+        assert json.load(found)["monitor"]["inputs"] == 10  # as those before it counted
+    cluster.start("from ray import serve; serve.shutdown()")
+    assert cluster.result() == "done"
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

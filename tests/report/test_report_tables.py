@@ -199,8 +199,9 @@ def test_a_remark_says_what_means_over_shifts_leave_out() -> None:
     assert "Means" not in table(whole, "results").remark
     found = whole + shifted("sngp", ("fog", "snow", "rain"), [0.1])
     for role in ("results", "shift"):
-        assert "Means over set-c are of the 1 shifts that all runs have, without 3 that only" in (
-            table(found, role).remark
+        assert (
+            "Means over set-c cover the 1 shifts that all runs have, and leave out 3 that only"
+            in (table(found, role).remark)
         )
     assert "Means" not in table(found, "each shift").remark
 

@@ -55,6 +55,12 @@ def test_latency_is_shown_but_does_not_count() -> None:
     assert found.sentence.startswith("Density-Softmax leads in 1 of 1 measure.")
 
 
+def test_a_latency_from_a_busy_machine_has_no_leader() -> None:
+    cost = [rows(m, "latency_ratio:1", [r], "cost") for m, r in ((ERM, 1.0), (OURS, 0.9))]
+    cost += [rows(OURS, "latency_spread:1", [0.6], "cost")]
+    assert "Cost" not in verdict(*cost, rows(ERM, "nll", [0.2])).groups
+
+
 def test_one_method_alone_is_not_judged() -> None:
     assert "nothing to compare" in verdict(rows(OURS, "nll", [0.1])).sentence
 

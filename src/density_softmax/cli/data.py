@@ -25,19 +25,19 @@ from rich.table import Table
 from density_softmax.cli.terminal import Terminal
 
 app = typer.Typer(
-    help="See, fetch and corrupt data sets.", no_args_is_help=True, rich_markup_mode="markdown"
+    help="List, download and corrupt data sets.", no_args_is_help=True, rich_markup_mode="markdown"
 )
 console = Terminal()
 
 Root = Annotated[
     Path | None,
-    typer.Option(help="Where the sets are; else $DENSITY_SOFTMAX_DATA or ~/.cache/density-softmax"),
+    typer.Option(help="Folder of the sets; else $DENSITY_SOFTMAX_DATA or ~/.cache/density-softmax"),
 ]
 
 
 @app.command("list")
 def list_(root: Root = None) -> None:
-    """Show the sets known by name: where they are from, their size, their terms, and if here.
+    """List the known sets: source, size, terms, and whether they are here.
 
     Wherever a set is named, the path of an .npz file or of an image folder works as well.
     """
@@ -59,7 +59,7 @@ def list_(root: Root = None) -> None:
 
 @app.command()
 def fetch(
-    names: Annotated[list[str], typer.Argument(help="See `density-softmax data list`.")],
+    names: Annotated[list[str], typer.Argument(help="Names from `density-softmax data list`.")],
     root: Root = None,
 ) -> None:
     """Download sets from their official homes, check and unpack them.
@@ -85,16 +85,18 @@ def fetch(
 
 @app.command()
 def corrupt(
-    name: Annotated[str, typer.Argument(help="A set, or a path of images of your own.")],
-    out: Annotated[Path, typer.Option(help="Where the corrupted set goes.")],
+    name: Annotated[str, typer.Argument(help="A known set, or the path of your own images.")],
+    out: Annotated[Path, typer.Option(help="Folder for the corrupted set.")],
     kinds: Annotated[
-        list[str] | None, typer.Option("--type", help="A type; repeatable. Else the main 15.")
+        list[str] | None, typer.Option("--type", help="A type; repeatable. Default: the main 15.")
     ] = None,
     severities: Annotated[
-        list[int] | None, typer.Option("--severity", help="1 to 5; repeatable. Else all.")
+        list[int] | None, typer.Option("--severity", help="1 to 5; repeatable. Default: all.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Decides all random numbers.")] = 0,
-    image_size: Annotated[int, typer.Option(min=8, help="What image files are cut to.")] = 224,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
+    image_size: Annotated[
+        int, typer.Option(min=8, help="Size to which image files are cropped.")
+    ] = 224,
     root: Root = None,
 ) -> None:
     """Write a corrupted copy of a test set, in the layout of CIFAR-10-C or of ImageNet-C.

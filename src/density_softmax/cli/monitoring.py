@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
@@ -23,9 +24,12 @@ from density_softmax.decide.monitor import Monitor
 from density_softmax.decide.policy import Policy
 from density_softmax.errors import DataError, UserError
 from density_softmax.files import write_text
+from density_softmax.files.images import IMAGE_SUFFIXES
+from density_softmax.serve.inputs import Part, chunk_of
+from density_softmax.serve.predictor import Predictor
 
 COLUMNS = ("epistemic", "confidence")
-ROWS_AT_ONCE = 1000
+ROWS_AT_ONCE, IMAGES_AT_ONCE = 1000, 64
 
 
 def run_monitor(
@@ -40,8 +44,9 @@ def run_monitor(
     """Read a stream of predictions, keep the state, and show what is known.
 
     Args:
-        model: the policy of the model.
-        stream: a .csv or .jsonl file that `predict` wrote; - is the standard input.
+        model: an exported model with a policy, or the .json file of a policy.
+        stream: a .csv or .jsonl file that `predict` wrote; - is the standard input; or a folder
+            of such files, or of images, of which those are read that are new.
         state: the file of the monitor.
         false_alarms: of a monitor that begins.
         out: a folder for the page and the figure; None writes none.
@@ -54,8 +59,10 @@ def run_monitor(
     monitor = _opened(model, state, false_alarms)
     if reset:
         monitor.reset()
-    for epistemic, confidence in _batches(stream):
-        monitor.update_scores(epistemic, confidence)
+    if stream.is_dir():
+        _read_folder(monitor, model, stream, state)
+    else:
+        _read_file(monitor, stream)
     monitor.save(state)
     table = Table(box=box.SIMPLE, show_header=False)
     for name, value in summary(monitor).items():
@@ -105,11 +112,13 @@ def write_page(monitor: Monitor, out: Path) -> Path:
 
 def _opened(model: Path, state: Path, false_alarms: float) -> Monitor:
     """The monitor of a state file, checked to be of this policy, or a new one."""
-    if model.suffix != ".json":
+    policy = Policy.load(model) if model.suffix == ".json" else Predictor(model).policy
+    if policy is None:
         raise UserError(
-            f"{model}: pass the policy of the model, a .json file that Policy.save wrote"
+            f"{model}: has no policy to compare with; export it with policy= or heldout=, or pass "
+            "a .json file that Policy.save wrote"
         )
-    begun = Monitor(Policy.load(model), false_alarms)
+    begun = Monitor(policy, false_alarms)
     if not state.exists():
         return begun
     found = Monitor.load(state)
@@ -121,12 +130,46 @@ def _opened(model: Path, state: Path, false_alarms: float) -> Monitor:
     return found
 
 
-def _batches(stream: Path) -> Iterator[list[np.ndarray[Any, Any]]]:
+def _read_file(monitor: Monitor, stream: Path) -> None:
     """Epistemic scores and confidences, some rows at a time."""
     with _lines(stream) as (file, name):
         rows = _rows(file, name)
         while batch := list(islice(rows, ROWS_AT_ONCE)):
-            yield [np.array([_number(row, key, name) for row in batch]) for key in COLUMNS]
+            scores = [np.array([_number(row, key, name) for row in batch]) for key in COLUMNS]
+            monitor.update_scores(*scores)
+
+
+def _read_folder(monitor: Monitor, model: Path, folder: Path, state: Path) -> None:
+    """What was written since the last call, the oldest first.
+
+    The state keeps the time and name of the last file, and is saved with them: a call that was
+    killed is continued by the next, and no input counts twice.
+    """
+    tables = _new_files(folder, (".csv", ".jsonl"), monitor.position)
+    for place, file in tables:
+        _read_file(monitor, file)
+        monitor.position = place
+        monitor.save(state)
+    images = [] if tables else _new_files(folder, IMAGE_SUFFIXES, monitor.position)
+    if not images:
+        return
+    if model.suffix == ".json":
+        raise UserError(f"{folder}: images need the model itself, FILE.onnx, not {model.name}")
+    predictor = Predictor(model)
+    with ThreadPoolExecutor() as pool:
+        for begin in range(0, len(images), IMAGES_AT_ONCE):
+            places, files = zip(*images[begin : begin + IMAGES_AT_ONCE], strict=True)
+            part = Part([file.name for file in files], list(files), [""] * len(files))
+            monitor.update(predictor.predict(chunk_of(part, predictor.card, pool).x))
+            monitor.position = places[-1]
+            monitor.save(state)
+
+
+def _new_files(folder: Path, suffixes: tuple[str, ...], position: Any) -> list[tuple[Any, Path]]:
+    """Files behind a position, which is the time of a file's last change and its name."""
+    files = [file for file in folder.rglob("*") if file.suffix.lower() in suffixes]
+    placed = [([file.stat().st_mtime_ns, str(file.relative_to(folder))], file) for file in files]
+    return sorted(each for each in placed if position is None or each[0] > position)
 
 
 @contextmanager

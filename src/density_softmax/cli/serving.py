@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -24,20 +25,31 @@ if TYPE_CHECKING:
     from density_softmax.deploy.quantization import Change
 
 
-def run_export(run: Path, file: Path, int8: bool, console: Console) -> None:
+def run_export(
+    run: Path,
+    file: Path,
+    int8: bool,
+    policy: Path | None,
+    promises: Mapping[str, float],
+    console: Console,
+) -> None:
     """Export a run and show what was checked.
 
     Args:
         run: the directory of a finished run.
         file: what to write.
         int8: quantise the encoder.
+        policy: the .json file of one.
+        promises: arguments of `Policy.fit`, to fit a policy to the held-out data.
         console: where the result is shown.
     """
     from density_softmax.deploy.export import export_run
     from density_softmax.runs.run import Run
 
-    exported = export_run(Run.at(run), file, int8=int8)
+    exported = export_run(Run.at(run), file, policy=policy, promises=promises, int8=int8)
     console.print(_summary(exported))
+    if exported.card.policy is not None and exported.card.policy.promises:
+        console.print(exported.card.policy.summary(), soft_wrap=True)
     if exported.change is not None:
         console.print(_price(exported.change))
     console.print(f"exported: {file} ({decimal(file.stat().st_size)})", soft_wrap=True)
@@ -73,7 +85,7 @@ def run_predict(
     page: Path | None,
     policy: Path | None,
     false_alarms: float | None,
-    batch_size: int,
+    batch_size: int | None,
     threads: int,
     engine: Literal["local", "ray"],
 ) -> None:
@@ -86,7 +98,7 @@ def run_predict(
         page: an .html file of the most and the least typical inputs.
         policy: the .json file of one, in place of the model's own.
         false_alarms: share of known inputs that may be flagged; None takes that of the policy.
-        batch_size: inputs in memory at once.
+        batch_size: inputs in memory at once; None lets the model choose.
         threads: CPU threads; 0 takes all.
         engine: this process, or a Ray cluster, where a task has one thread.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,6 +102,26 @@ class Explanation:
             values = self.parts[row]
         order = np.argsort(-np.abs(values), kind="stable")[:number]
         return [(names[index], float(values[index])) for index in order]
+
+    def with_columns(
+        self, score: Score, x: Floats, names: Sequence[str] | None, reference: Any
+    ) -> Explanation:
+        """The same, which also tells the columns of a table.
+
+        Args:
+            score: the epistemic uncertainty of rows.
+            x: the rows that are explained, (batch, columns).
+            names: of the columns; numbers if None.
+            reference: a typical row, (columns,).
+        """
+        row = np.asarray(reference, np.float64)
+        if row.shape != x.shape[1:]:
+            raise UserError(f"reference of shape {row.shape}: pass a row of {x.shape[1]} numbers")
+        named = tuple(map(str, range(len(row)) if names is None else names))
+        if len(named) != len(row):
+            raise UserError(f"{len(named)} names for {len(row)} columns: name each of them")
+        effects, base = column_effects(score, x, row), float(score(row[None])[0])
+        return replace(self, columns=effects, column_names=named, base=base)
 
     def to_pandas(self) -> Any:
         """A data frame with a row per input and part: row, expert, layer, channel, value."""

@@ -25,7 +25,6 @@ from density_softmax.deploy.graph import (
     OnnxArtifact,
     Pt2Artifact,
     as_graph_input,
-    fuse_gaussians,
     to_onnx,
     trace,
 )
@@ -33,10 +32,13 @@ from density_softmax.deploy.parity import check_flags, check_parity, check_preci
 from density_softmax.deploy.quantization import Change, batches_of, measured_change, quantized
 from density_softmax.engine import predict, start
 from density_softmax.engine.calibration import heldout_stages, recalibrate
+from density_softmax.engine.passes import chosen_batch_size, rows_at_once
 from density_softmax.engine.progress import Bars
 from density_softmax.errors import UserError
 from density_softmax.files import write_bytes
 from density_softmax.methods.base import Method
+from density_softmax.nn.batches import widest_layer
+from density_softmax.nn.execution import as_batch
 from density_softmax.runs.run import Run
 from density_softmax.serve.answer import Answer
 from density_softmax.serve.card import Card, Normalisation
@@ -124,7 +126,6 @@ def export(
         bar = bars.add("export", 4)
         bar.note("trace")
         graph = Graph(copy.deepcopy(reference)).eval()
-        fuse_gaussians(graph)
         artifact = FORMATS[path.suffix](trace(graph, x))
         bar.advance()
         bar.note("compare with the model")
@@ -234,6 +235,8 @@ def _card(
     prepared = Normalisation.of(normalisation) if normalisation else None
     if prepared is not None:
         prepared.check_shape(tuple(input_shape))
+    weight = next(model.parameters())
+    zeros = torch.zeros(2, *input_shape, dtype=model.example_dtype or weight.dtype)
     return Card(
         version=__version__,
         method=model.config.kind,
@@ -241,6 +244,7 @@ def _card(
         input_shape=tuple(input_shape),
         normalisation=prepared,
         experts=model.experts,
+        bytes_per_input=widest_layer(model, as_batch(zeros, weight, None, zeros.dtype)),
     )
 
 
@@ -332,7 +336,7 @@ def _recalibrated(method: Method, heldout: Source, run: Run) -> Source:
     own, others = halves(heldout, run.seed)
     pairs = [(method.features(x).float(), y) for x, y in batches(own)]
     z, y = (torch.cat(part) for part in zip(*pairs, strict=True))
-    recalibrate(method, z, y, run.recipe.engine.predict_batch_size)
+    recalibrate(method, z, y, rows_at_once(run.recipe.engine))
     return others
 
 
@@ -365,7 +369,8 @@ class RunPredictor:
         card = _card(method, task.input_shape, task.class_names, data.normalisation)
         if policy is not None or data.heldout is None:
             return cls(method, card.with_policy(policy))
-        found = predict(fabric, method, data.heldout, engine.predict_batch_size)
+        size = chosen_batch_size(engine, method, data.heldout, fabric.device)
+        found = predict(fabric, method, data.heldout, size)
         return cls(method, card.with_policy(Policy.fit(None, found)))
 
     def predict(self, x: NDArray[Any]) -> Answer:

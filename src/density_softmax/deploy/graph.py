@@ -17,14 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.nn import functional as F
 
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
-from density_softmax.nn.densities import ClassAwareDensity, GaussianDensity
-from density_softmax.nn.execution import full_precision
-from density_softmax.nn.layers.surgery import replace_layers
-from density_softmax.nn.softmax.typicality import Evidence, Typicality, in_columns
 from density_softmax.serve.answer import Answer
 from density_softmax.serve.card import Card
 from density_softmax.serve.predictor import onnx_session
@@ -66,73 +61,6 @@ def as_graph_input(x: Tensor) -> Tensor:
     return x.float() if x.is_floating_point() else x
 
 
-@final
-class FusedTypicality(nn.Module):
-    """A typicality whose Gaussians are one matrix product: A(f − m) with the rows of all W_i.
-
-    Each W_i stands in the columns that its expert reads, and the squares of its rows add up to the
-    distance of that expert.
-
-    Args:
-        typicality: a fitted one, whose densities are Gaussians and, last, a class-aware one.
-    """
-
-    center: Tensor
-    whitening: Tensor
-    gather: Tensor
-    height: Tensor
-
-    @torch.no_grad()
-    def __init__(self, typicality: Typicality) -> None:
-        super().__init__()
-        readers = [(density, columns) for _, density, columns in typicality.readers()]
-        gaussians = [(d, c) for d, c in readers if isinstance(d, GaussianDensity)]
-        self.typicality, self.aware = typicality, readers[len(gaussians) :]
-        self.names = typicality.names
-        width = max(columns.stop for _, columns in gaussians)
-        padded = [(d, (c.start, width - c.stop)) for d, c in gaussians]
-        self.columns = slice(0, width)
-        self.register_buffer("center", torch.stack([F.pad(d.center, p) for d, p in padded]).sum(0))
-        self.register_buffer("whitening", torch.cat([F.pad(d.whitening, p) for d, p in padded]))
-        halves = [torch.full((len(d.whitening), 1), -0.5) for d, _ in gaussians]
-        self.register_buffer("gather", torch.block_diag(*halves))
-        self.register_buffer("height", torch.stack([d.log_height for d, _ in gaussians]))
-
-    def forward(self, features: Tensor, logits: Tensor) -> Evidence:
-        """The evidence of each sample."""
-        with full_precision(features):
-            z = in_columns(features, self.columns).float() - self.center
-            squares = F.linear(z, self.whitening).square()
-            found = [torch.addmm(self.height, squares, self.gather)]
-            found += [density.experts(in_columns(features, c)) for density, c in self.aware]
-            if self.typicality.energy:
-                found.append(logits.logsumexp(-1, keepdim=True))
-            return self.typicality.combined(torch.cat(found, dim=-1) if found[1:] else found[0])
-
-
-def fuse_gaussians(network: nn.Module) -> list[str]:
-    """Compute all Gaussian experts of a typicality by one matrix product, which is the same.
-
-    Every other constant of a graph is folded by the ONNX exporter and onnxruntime themselves.
-
-    Args:
-        network: changed in place.
-
-    Returns:
-        The names of the modules that were replaced.
-    """
-
-    def rule(name: str, layer: nn.Module) -> nn.Module | None:
-        if not isinstance(layer, Typicality):
-            return None
-        *kinds, last = (type(density) for density in layer.densities.values())
-        if last is not ClassAwareDensity:
-            kinds.append(last)
-        return FusedTypicality(layer) if set(kinds) == {GaussianDensity} else None
-
-    return replace_layers(network, rule)
-
-
 @torch.no_grad()
 def trace(network: nn.Module, example: Tensor) -> ExportedProgram:
     """The graph of a network in evaluation mode, for batches of any size.
@@ -145,6 +73,7 @@ def trace(network: nn.Module, example: Tensor) -> ExportedProgram:
     batch = example[:1].repeat(2, *[1] * (example.ndim - 1))
     try:
         with quiet():
+            network(batch)  # from here on, values derived from its buffers are constants
             return torch.export.export(
                 network, (batch,), dynamic_shapes=({0: Dim("batch")},), strict=False
             )

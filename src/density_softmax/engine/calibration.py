@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from density_softmax.engine.passes import collect, num_batches
+from density_softmax.engine.passes import chosen_batch_size, collect, num_batches
 from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import EngineConfig
+from density_softmax.engine.unfinished import unfinished_pass
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.metrics.scoring import accuracy, ece, nll
@@ -43,6 +45,7 @@ def read_rows(
     config: EngineConfig,
     bars: Bars,
     name: str,
+    directory: Path | None = None,
 ) -> Values:
     """All that is needed of a data set, from one pass through the network; a row per sample.
 
@@ -54,13 +57,15 @@ def read_rows(
         config: the batch size.
         bars: where progress is drawn.
         name: what the progress bar is called.
+        directory: where rows are noted, so that a killed pass continues.
 
     Returns:
         `z` and `y`; `label`, the network's answer; `digest`, `level` and `size` of the input: 64
         bits to know it again, its mean, and its mean absolute value.
     """
     method.eval()
-    bar = bars.add(name, num_batches(len(source), config.predict_batch_size))
+    size = chosen_batch_size(config, method, source, fabric.device)
+    bar = bars.add(name, num_batches(len(source), size))
 
     def rows(batch: Batch) -> Values:
         x = batch.x
@@ -72,7 +77,11 @@ def read_rows(
         found = {"z": z, "y": batch.y, "label": logits(z).argmax(-1)}
         return found | {"digest": digests(x).to(x.device), "level": level, "size": size}
 
-    return collect(fabric, source, rows, config.predict_batch_size, tick=bar.advance)
+    where = directory and directory / f"process{fabric.global_rank}"
+    kept = unfinished_pass(where, config.checkpoint_seconds, fabric, method, source, size)
+    memory = config.feature_memory * 2**20
+    options: dict[str, Any] = {"tick": bar.advance, "directory": where, "memory": memory}
+    return collect(fabric, source, rows, size, unfinished=kept, **options)
 
 
 def _moments(x: Tensor | Inputs) -> tuple[Tensor, Tensor]:

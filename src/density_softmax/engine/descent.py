@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from density_softmax.engine.checkpoints import Checkpoints, Epoch
 from density_softmax.engine.inspection import Inspection
-from density_softmax.engine.passes import Part, all_reduce, num_batches, share, total
+from density_softmax.engine.passes import (
+    Part,
+    all_reduce,
+    chosen_batch_size,
+    num_batches,
+    rows_at_once,
+    share,
+    total,
+)
 from density_softmax.engine.progress import Bar, Bars
 from density_softmax.engine.runtime import EngineConfig, derive_seed
 from density_softmax.errors import UserError
@@ -41,6 +49,12 @@ class Setting:
     checkpoints: Checkpoints
     bars: Bars
     inspection: Inspection
+
+    def batch_size(self, stage: Stage, source: Source) -> int:
+        """How many samples of a source a stage reads at a time where nothing is learned."""
+        if stage.on == "features":
+            return rows_at_once(self.engine)
+        return chosen_batch_size(self.engine, self.method, source, self.fabric.device)
 
 
 class Objective(nn.Module):
@@ -126,6 +140,7 @@ class Descender:
         self.setting, self.number, self.stage = setting, number, stage
         self.source, self.heldout = source, heldout
         self.batch_size = source.batch_size or stage.descent.batch_size
+        self.monitor_size: int | None = None  # known once it is needed
         samples = len(source.order(self._epoch_seed(0)))  # a sampler may draw fewer than all
         self.num_steps = num_batches(samples, self.batch_size)
         self.num_epochs = stage.descent.num_epochs(self.num_steps)
@@ -256,8 +271,9 @@ class Descender:
             return {"count": torch.tensor(len(batch.y), device=batch.y.device), **values}
 
         self.setting.method.eval()
-        size = self.setting.engine.predict_batch_size
-        found = total(self.setting.fabric, self.heldout, sums, size)
+        if self.monitor_size is None:
+            self.monitor_size = self.setting.batch_size(self.stage, self.heldout)
+        found = total(self.setting.fabric, self.heldout, sums, self.monitor_size)
         count = found.pop("count")
         return {f"{HELDOUT}{name}": float(value / count) for name, value in found.items()}
 

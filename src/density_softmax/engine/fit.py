@@ -22,10 +22,16 @@ from density_softmax.engine.descent import (
     only_trainable,
 )
 from density_softmax.engine.inspection import InspectedSource, Inspection
-from density_softmax.engine.passes import collect, num_batches, total
+from density_softmax.engine.passes import (
+    chosen_batch_size,
+    collect,
+    num_batches,
+    total,
+)
 from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import EngineConfig, PeakMemory, derive_seed, start
 from density_softmax.engine.stage_cache import StageCache
+from density_softmax.engine.unfinished import remove_files, unfinished_pass
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.nn.execution import explained
@@ -262,7 +268,7 @@ def _features_read(stages: Sequence[Stage]) -> set[str]:
 
 def _estimate(setting: Setting, stage: Estimate, source: Source) -> None:
     """One pass of an `Estimate` stage."""
-    fabric, size = setting.fabric, setting.engine.predict_batch_size
+    fabric, size = setting.fabric, setting.batch_size(stage, source)
     if stage.limit is not None and stage.limit < len(source):
         order = source.order(derive_seed(setting.seed))
         source = SubsetSource(source, order[: stage.limit])
@@ -302,21 +308,25 @@ class FeatureCache:
         """Forget everything: the encoder has changed, or the run is over."""
         self._sources.clear()
         if self.directory is not None:
-            for file in self.directory.glob("*/*.npy"):
-                file.unlink()
+            remove_files(self.directory)
 
     def _compute(self, split: str, inputs: Source, bars: Bars) -> ArraySource:
         self.method.eval()
-        batch_size = self.config.predict_batch_size
+        batch_size = chosen_batch_size(self.config, self.method, inputs, self.fabric.device)
         bar = bars.add(f"features {split}", num_batches(len(inputs), batch_size))
+        directory = self.directory and self.directory / split
+        seconds = self.config.checkpoint_seconds
         rows = collect(
             self.fabric,
             inputs,
             self._features,
             batch_size,
             tick=bar.advance,
-            directory=self.directory and self.directory / split,
+            directory=directory,
             memory=self.config.feature_memory * 2**20,
+            unfinished=unfinished_pass(
+                directory, seconds, self.fabric, self.method, inputs, batch_size
+            ),
         )
         return ArraySource(rows["z"], rows["y"])
 

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from density_softmax.engine.runtime import derive_seed
+from density_softmax.engine.runtime import EngineConfig, derive_seed
+from density_softmax.engine.unfinished import UnfinishedPass
 from density_softmax.methods.base import Method
 from density_softmax.nn.execution import seeded
+from density_softmax.serve.batches import ROWS
 from density_softmax.training import Values
 from density_softmax.types import Batch, Prediction, Source
 
@@ -89,6 +91,34 @@ def num_batches(num_samples: int, batch_size: int, smallest: int = SMALLEST_BATC
     return whole + (rest > 0 and not joins)
 
 
+def chosen_batch_size(
+    config: EngineConfig, method: Method, source: Source, device: torch.device
+) -> int:
+    """How many samples are computed at a time where nothing is learned.
+
+    Args:
+        config: may name a size, which is then taken.
+        method: what will read the samples.
+        source: the samples.
+        device: where the method is.
+    """
+    if config.predict_batch_size is not None:
+        return config.predict_batch_size
+    example = method.example(device)
+    if example is None:
+        example = next(source.read([range(min(2, len(source)))], device)).x
+    return method.batch_size_for(example)
+
+
+def rows_at_once(config: EngineConfig) -> int:
+    """How many rows of features are computed with at a time.
+
+    Args:
+        config: may name a size, which is then taken.
+    """
+    return config.predict_batch_size or ROWS
+
+
 Function = Callable[[Batch], Values]
 Tick = Callable[[], None]
 
@@ -105,6 +135,7 @@ def collect(
     tick: Tick = lambda: None,
     directory: Path | None = None,
     memory: int | None = None,
+    unfinished: UnfinishedPass | None = None,
 ) -> dict[str, Tensor]:
     """What a function returns for every sample, in order, complete on every process.
 
@@ -116,15 +147,29 @@ def collect(
         tick: called after each batch.
         directory: where arrays of more than `memory` bytes become mapped files.
         memory: bytes; None keeps every array in memory.
+        unfinished: where rows are noted, and found again by a pass that continues.
     """
     rows: dict[str, Tensor] = {}
-    for part, values in _pass(fabric, source, function, batch_size):
+    parts, done = _parts(fabric, source, batch_size), 0
+
+    def fill(some: Sequence[Part], values: Values) -> None:
+        # A part without weight repeats samples of another process.
+        indices = [index for part in some if part.weight for index in part.indices]
         for name, value in values.items():
             if name not in rows:
                 rows[name] = _allocate(name, len(source), value, directory, memory)
-            if part.weight:
-                rows[name][part.indices] = value.cpu()
-        tick()
+            if indices:
+                rows[name][indices] = value.cpu()
+        for _ in some:
+            tick()
+
+    for until, known in unfinished.known() if unfinished else ():
+        fill(parts[done:until], known)
+        done = until
+    for part, values in _pass(fabric, source, function, parts[done:]):
+        fill([part], values)
+        if unfinished:
+            unfinished.add(values if part.weight else {n: v[:0] for n, v in values.items()})
     for array in rows.values():
         _exchange(fabric, array)
     return rows
@@ -148,7 +193,7 @@ def total(
         tick: called after each batch.
     """
     sums: dict[str, Tensor] = {}
-    for part, values in _pass(fabric, source, function, batch_size):
+    for part, values in _pass(fabric, source, function, _parts(fabric, source, batch_size)):
         counted = 1 if part.weight else 0
         for name, value in values.items():
             sums[name] = sums[name] + counted * value if name in sums else counted * value
@@ -156,12 +201,16 @@ def total(
     return {name: all_reduce(fabric, value) for name, value in sums.items()}
 
 
-def _pass(
-    fabric: Fabric, source: Source, function: Function, batch_size: int
-) -> Iterator[tuple[Part, Values]]:
-    """Every part this process reads, in order, with what `function` says of it."""
+def _parts(fabric: Fabric, source: Source, batch_size: int) -> list[Part]:
+    """Every part this process reads, in order."""
     steps = share(range(len(source)), batch_size, fabric.global_rank, fabric.world_size)
-    parts = [part for (part,) in steps]
+    return [part for (part,) in steps]
+
+
+def _pass(
+    fabric: Fabric, source: Source, function: Function, parts: Sequence[Part]
+) -> Iterator[tuple[Part, Values]]:
+    """Some parts of the samples, in order, with what `function` says of each."""
     batches = source.read([part.indices for part in parts], fabric.device)
     with torch.no_grad(), fabric.autocast():
         for part, batch in zip(parts, batches, strict=True):
@@ -204,7 +253,7 @@ def predict(
     fabric: Fabric,
     method: Method,
     source: Source,
-    batch_size: int = 512,
+    batch_size: int,
     tick: Callable[[], None] = lambda: None,
     seed: int = 0,
 ) -> tuple[Prediction, Tensor]:

@@ -41,7 +41,8 @@ class EngineConfig:
         strategy: Fabric's; `auto` is one device, or DDP over several.
         precision: `32-true`, `bf16-mixed`, `16-mixed`, ...
         feature_memory: megabytes of cached features to keep in memory; above, a mapped file.
-        predict_batch_size: samples per forward pass where nothing is learned.
+        predict_batch_size: samples per forward pass where nothing is learned; null chooses it, so
+            that the activations of the network fit into the caches of a CPU.
         threads: CPU threads per process, or null for torch's choice.
         checkpoint_seconds: an epoch that ends sooner after the last checkpoint makes none.
     """
@@ -52,7 +53,7 @@ class EngineConfig:
     strategy: str = local("auto")
     precision: str = "32-true"
     feature_memory: int = local(2048)
-    predict_batch_size: int = local(512)
+    predict_batch_size: int | None = local(None)
     threads: int | None = local(None)
     checkpoint_seconds: float = local(30.0)
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,18 +31,25 @@ IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".ti
 Box = tuple[float, float, float, float]
 
 
-def decode(path: Path, channels: int, height: int, width: int) -> NDArray[np.uint8]:
+def decode(
+    source: Path | IO[bytes],
+    channels: int,
+    height: int,
+    width: int,
+    most_pixels: int = MAX_PIXELS,
+) -> NDArray[np.uint8]:
     """The pixels of an image file, (channels, height, width).
 
     However many threads call it, the images in memory have at most `PIXELS_AT_ONCE` pixels.
 
     Args:
-        path: the file. An image of another size is resized from its central box.
+        source: a file, or its content. An image of another size is resized from its central box.
         channels: 3 for colour, 1 for grey.
         height: in pixels.
         width: in pixels.
+        most_pixels: an image with more of them is refused.
     """
-    with _opened(path) as image, _DECODING.reserved(image.width * image.height):
+    with _opened(source, most_pixels) as image, _DECODING.reserved(image.width * image.height):
         small = _shrunk(image, channels, height, width)
         image.close()  # its pixels are gone before others are decoded
     return np.asarray(small).reshape(height, width, channels).transpose(2, 0, 1)
@@ -80,21 +87,25 @@ def image_size(path: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _opened(source: Path | IO[bytes], most_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]:
     """An image of which only the header is read, and checked; errors name the file."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
-    regular_file(path, "replace or delete it")
+    name = "the image"
+    if isinstance(source, Path):
+        name = str(regular_file(source, "replace or delete it"))
     Image.core.set_block_size(BLOCK_SIZE)  # type: ignore[attr-defined]
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
-        with Image.open(path, formats=IMAGE_FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
+        with Image.open(source, formats=IMAGE_FORMATS) as image:
+            if image.width * image.height > most_pixels:
                 size = f"{image.width}×{image.height}"
-                raise ValueError(f"{size} pixels, more than {MAX_PIXELS:,}: save it smaller")
+                raise ValueError(f"{size} pixels, more than {most_pixels:,}: save it smaller")
             yield image
     except (OSError, SyntaxError, ValueError, *bombs) as error:
-        raise DataError(f"{path}: cannot be decoded ({error}); replace or delete it") from None
+        if isinstance(error, UnidentifiedImageError) and not isinstance(source, Path):
+            error = ValueError(f"it is none of {', '.join(IMAGE_FORMATS)}")  # no address of memory
+        raise DataError(f"{name}: cannot be decoded ({error}); replace or delete it") from None
 
 
 def _converted(image: Image.Image, channels: int) -> Image.Image:

@@ -79,8 +79,8 @@ def load(path: str | Path, encoder: nn.Module) -> Method:
         site = Site(**json.loads(metadata["site"])) if "site" in metadata else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"{path}: not written by Method.save ({error!r})") from None
-    if "head" in metadata and not isinstance(encoder, Headless):
-        encoder = Headless(encoder, metadata["head"] if site is None else site)
+    if site is not None and not isinstance(encoder, Headless):
+        encoder = Headless(encoder, site)
     with seeded(0, torch.device("cpu")):
         method = config.build(encoder, num_classes, example)
     if isinstance(encoder, Headless) and _is_shared(encoder.head_name, tensors):

@@ -122,24 +122,20 @@ class Method(Classifier, ABC):
                 that a Gaussian reads.
         """
         self.check_fitted("save")
-        metadata = {
-            "method": json.dumps(to_dict(self.config)),
-            "num_classes": str(self.num_classes),
-            "version": __version__,
-            "format": MODEL_FORMAT,
+        encoder = self._modules.get("encoder")
+        values = {
+            "method": to_dict(self.config),
+            "num_classes": self.num_classes,
+            "example_shape": self.example_shape,
+            "example_inputs": self.example_inputs,
+            "site": asdict(encoder.site) if isinstance(encoder, Headless) else None,
+            "calibration": self.calibration and as_json(self.calibration),
+            "policy": None if self.policy is None else self.policy.to_dict(),
         }
+        metadata = {name: json.dumps(value) for name, value in values.items() if value is not None}
+        metadata |= {"version": __version__, "format": MODEL_FORMAT}
         if self.example_shape is not None:
-            metadata["example_shape"] = json.dumps(self.example_shape)
             metadata["example_dtype"] = str(self.example_dtype).removeprefix("torch.")
-        if self.example_inputs is not None:
-            metadata["example_inputs"] = json.dumps(self.example_inputs)
-        if isinstance(encoder := self._modules.get("encoder"), Headless):
-            metadata["head"] = encoder.head_name
-            metadata["site"] = json.dumps(asdict(encoder.site))
-        if self.calibration is not None:
-            metadata["calibration"] = json.dumps(as_json(self.calibration))
-        if self.policy is not None:
-            metadata["policy"] = json.dumps(self.policy.to_dict())
         sums = self.sums if updatable else {}
         kept = {f"{SUMS}{s}/{n}": t for s, values in sums.items() for n, t in values.items()}
         tensors = self.state_dict() | kept

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,15 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from density_softmax.decide.conformal import Ranks
 from density_softmax.decide.explain import (
     Explanation,
     Part,
-    column_effects,
     occlusion_maps,
 )
 from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
+from density_softmax.nn import batches as batching
+from density_softmax.nn.answer import Answer
 from density_softmax.nn.execution import (
     CallerLock,
     as_batch,
@@ -32,50 +33,16 @@ from density_softmax.nn.execution import (
     explained,
     seeded,
 )
+from density_softmax.serve.batches import SMALLEST
+from density_softmax.serve.batches import batch_size as chosen
+from density_softmax.serve.card import Card, Normalisation
+from density_softmax.serve.inputs import read_chunks
 from density_softmax.types import Calibration, Inputs, Prediction, tensors_of, without_labels
 
 C = TypeVar("C", bound="Classifier")
 Floats = NDArray[np.float64]
-
-
-class Answer(Prediction):
-    """What `predict` returns: a prediction that also knows how strange held-out inputs are.
-
-    Attributes:
-        typical: the ranks of the epistemic uncertainty of held-out data, by the model's policy
-            or, if it has none, by `attach`; None if neither is there.
-        experts: the names of the columns of `contributions`; none if there are no contributions.
-    """
-
-    typical: Ranks | None = None
-    experts: tuple[str, ...] = ()
-
-    @property
-    def typicality(self) -> Tensor:
-        """The p-value of each input: the share of held-out inputs at least as strange, (batch,).
-
-        It is conformal: at most a share ε of inputs like the held-out ones has a p-value of at
-        most ε. The samples of `attach` also set the scale; those of a policy make it exact.
-        """
-        if self.typical is None:
-            raise UserError(
-                "typicality: this model knows no held-out inputs; `attach` does, or set "
-                "model.policy = density_softmax.Policy.fit(model, data)"
-            )
-        p_values = self.typical.p_values(self.epistemic.detach().double().cpu().numpy())
-        return torch.from_numpy(p_values).to(self.epistemic)
-
-    def to_pandas(self) -> Any:
-        """A data frame: a row per sample, the probabilities of the classes in its last columns."""
-        import pandas
-
-        columns = {
-            name: getattr(self, name) for name in ("labels", "confidence", *self._fields[1:])
-        }
-        if self.typical is not None:
-            columns["typicality"] = self.typicality
-        columns |= {f"p{number}": column for number, column in enumerate(self.probs.unbind(1))}
-        return pandas.DataFrame({name: each.cpu().numpy() for name, each in columns.items()})
+# Inputs of a path that are in memory at once.
+PATH_BATCH = 64
 
 
 class Classifier(nn.Module, ABC):
@@ -119,6 +86,7 @@ class Classifier(nn.Module, ABC):
         self.sums: dict[str, dict[str, Tensor]] = {}
         self._fitted = False
         self._lock = CallerLock()
+        self._batch_sizes: dict[Any, int] = {}
 
     def describe_inputs(self, example: Tensor | Inputs) -> None:
         """Note what inputs look like: shape and type, or those of each of several tensors.
@@ -203,30 +171,45 @@ class Classifier(nn.Module, ABC):
         return found
 
     @torch.no_grad()
-    def predict(self, x: Any, seed: int | None = None, progress: bool = False) -> Answer:
+    def predict(
+        self,
+        x: Any,
+        seed: int | None = None,
+        progress: bool = False,
+        normalisation: Mapping[str, Any] | None = None,
+        batch_size: int | None = None,
+    ) -> Answer:
         """Serve a batch in evaluation mode, on the model's device. Threads are served in turn.
 
         A row that is not finite, or too large to compute with, gets uniform probabilities and
-        infinite epistemic uncertainty. Of a DataLoader all batches are served, one after another,
-        and what is returned is on the CPU.
+        infinite epistemic uncertainty. A DataLoader and what a path leads to are served batch by
+        batch, in memory for one of them, and what is returned is on the CPU.
 
         Args:
             x: a batch of inputs, (batch, ...): a tensor, an array, a data frame or lists of
-                numbers; a dict or a tuple of them for a network that is called with several; or a
-                DataLoader, whose labels are ignored.
+                numbers; a dict or a tuple of them for a network that is called with several; a
+                DataLoader, whose labels are ignored; or the path of a folder of images, an image,
+                an .npz or a .csv file.
             seed: with one, a method that draws samples repeats itself.
-            progress: draw a progress bar, of a DataLoader.
+            progress: draw a progress bar, of a DataLoader or a path.
+            normalisation: of a path, how raw inputs become what the network reads, as `export`
+                takes it; images need it.
+            batch_size: how many inputs are computed at a time; by default so many that their
+                activations fit into the caches of a CPU.
         """
         self.check_fitted("predict")
+        if isinstance(x, str | Path):
+            return self._predict_path(Path(x), seed, progress, normalisation, batch_size)
         if isinstance(x, DataLoader):
-            return self._predict_all(x, seed, progress)
+            batches = (without_labels(batch) for batch in x)
+            return self._predict_all(batches, seed, progress, len(x), batch_size)
         shape, dtype = self.example_shape, self.example_dtype
         several = self.example_inputs is not None
         x = as_batch(x, next(self.parameters()), shape, dtype, several)
         # Modes and generators are those of all threads, and not every encoder can be shared.
         with self._lock, evaluating(self), seeded(seed, x.device):
             try:
-                return self._answer(self.guarded(x))
+                return self._answer(self._in_batches(x, batch_size))
             except (RuntimeError, IndexError) as error:
                 raise explained(error, x, shape, dtype) from error
 
@@ -248,27 +231,83 @@ class Classifier(nn.Module, ABC):
         batch = as_batch(x, like, self.example_shape, self.example_dtype, several)
         return digests(batch).numpy()
 
-    def _predict_all(self, loader: DataLoader[Any], seed: int | None, progress: bool) -> Answer:
+    def _predict_path(
+        self, path: Path, seed: int | None, progress: bool, normalisation: Any, size: int | None
+    ) -> Answer:
+        if self.example_shape is None:
+            raise UserError(
+                f"{path}: it is not known which inputs the model reads, or there are several; pass "
+                "a batch or a DataLoader"
+            )
+        prepared = Normalisation.of(normalisation) if normalisation else None
+        names = tuple(map(str, range(self.num_classes)))
+        card = Card("", type(self).__name__, names, self.example_shape, prepared)
+        inputs: list[str] = []
+        notes: list[str] = []
+
+        def batches() -> Iterator[Tensor]:
+            for chunk in read_chunks(path, card, PATH_BATCH):
+                inputs.extend(chunk.names)
+                notes.extend(chunk.notes)
+                yield torch.from_numpy(chunk.x).to(self.example_dtype)
+
+        answer = self._predict_all(batches(), seed, progress, size=size)
+        answer.inputs, answer.notes = tuple(inputs), tuple(notes)
+        return answer
+
+    def _predict_all(
+        self,
+        batches: Iterable[Any],
+        seed: int | None,
+        progress: bool,
+        total: int | None = None,
+        size: int | None = None,
+    ) -> Answer:
         from rich.progress import track
 
-        batches = track(loader, "predict", disable=not progress)
-        parts = [self.predict(without_labels(batch), seed) for batch in batches]
+        shown = track(batches, "predict", total=total, disable=not progress)
+        parts = [batching.on_cpu(self.predict(batch, seed, batch_size=size)) for batch in shown]
         if not parts:
             raise UserError("the DataLoader gives no batch: there is nothing to predict")
-        fields = (torch.cat([f.cpu() for f in each]) for each in zip(*parts, strict=True))
-        contributions = [p.contributions.cpu() for p in parts if p.contributions is not None]
-        whole = Prediction(*fields).made_of(torch.cat(contributions) if contributions else None)
-        return self._answer(whole)
+        return self._answer(batching.joined(parts))
+
+    def _in_batches(self, x: Tensor | Inputs, size: int | None) -> Prediction:
+        if size is None:
+            size = SMALLEST if len(x) <= SMALLEST else self.batch_size_for(x)
+        if len(x) <= size:
+            return self.guarded(x)
+        return batching.joined([self.guarded(x[i : i + size]) for i in range(0, len(x), size)])
+
+    def batch_size_for(self, x: Tensor | Inputs) -> int:
+        """How many inputs like these to compute at a time; the first call runs the model once.
+
+        Args:
+            x: a batch of inputs, (batch, ...).
+        """
+        shapes = tuple((part.shape[1:], part.device.type) for part in tensors_of(x))
+        if shapes not in self._batch_sizes:
+            accelerated = x.device.type != "cpu"
+            self._batch_sizes[shapes] = chosen(batching.widest_layer(self, x[:2]), accelerated)
+        return self._batch_sizes[shapes]
+
+    def example(self, device: torch.device) -> Tensor | Inputs | None:
+        """Two inputs of the shape and type that it was built with, all zero, if it knows them.
+
+        Args:
+            device: where they are made.
+        """
+        return batching.zeros(self.example_shape, self.example_dtype, self.example_inputs, device)
 
     def guarded(self, x: Tensor | Inputs) -> Prediction:
         """`forward` with bad rows flagged: what `predict` serves and what is exported."""
-        # Few operations: 0 times a number is 0, and times anything else NaN, which a sum keeps.
-        zeros = [(part * 0).flatten(1).sum(1) for part in tensors_of(x)]
-        zero = zeros[0] if len(zeros) == 1 else torch.stack([z.float() for z in zeros]).sum(0)
-        found = self(_where(zero == 0, x))
+        clean = batching.surely_finite(tensors_of(x))
+        total, given = (0.0, x) if clean else batching.without_bad_rows(x)
+        found = self(given)
+        if clean and batching.surely_finite(found):
+            return found
         probs, aleatoric, epistemic = found
         # An input so large that the density overflows is as unknown as one that is no number.
-        good = (zero + probs.sum(1) + aleatoric + epistemic).abs() < math.inf
+        good = (total + probs.sum(1) + aleatoric + epistemic).abs() < math.inf
         probs = probs.where(good[:, None], 1 / self.num_classes)
         aleatoric = aleatoric.where(good, math.log(self.num_classes))
         guarded = Prediction(probs, aleatoric, epistemic.where(good, math.inf))
@@ -312,7 +351,7 @@ class Classifier(nn.Module, ABC):
         x = as_batch(x, next(self.parameters()), self.example_shape, self.example_dtype, several)
         finite = epistemic.isfinite()
         with self._lock, evaluating(self):
-            parts, whose = self.parts(_where(finite, x))
+            parts, whose = self.parts(batching.in_finite_rows(finite, x))
         parts = parts.where(finite[:, None], math.inf)
         found = Explanation(_array(epistemic), _array(parts), whose)
         if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -324,21 +363,7 @@ class Classifier(nn.Module, ABC):
             reference = self.calibration.reference or None
         if x.ndim != 2 or reference is None:
             return found
-        return self._with_columns(found, _array(x), names, np.asarray(reference, np.float64))
-
-    def _with_columns(
-        self, found: Explanation, x: Floats, names: Any, reference: Floats
-    ) -> Explanation:
-        if reference.shape != x.shape[1:]:
-            raise UserError(
-                f"reference of shape {reference.shape}: pass a row of {x.shape[1]} numbers"
-            )
-        named = tuple(map(str, range(len(reference)) if names is None else names))
-        if len(named) != len(reference):
-            raise UserError(f"{len(named)} names for {len(reference)} columns: name each of them")
-        effects = column_effects(self._score, x, reference)
-        base = float(self._score(reference[None])[0])
-        return replace(found, columns=effects, column_names=named, base=base)
+        return found.with_columns(self._score, _array(x), names, reference)
 
     def _score(self, x: NDArray[Any]) -> NDArray[Any]:
         return self.predict(x, seed=0).epistemic.cpu().numpy()
@@ -372,10 +397,3 @@ class Classifier(nn.Module, ABC):
 
 def _array(values: Tensor) -> Floats:
     return values.detach().double().cpu().numpy()
-
-
-def _where(finite: Tensor, x: Tensor | Inputs) -> Any:
-    """The inputs, with 0 in rows that are not finite."""
-    if isinstance(x, Inputs):
-        return Inputs({name: _where(finite, each) for name, each in x.tensors.items()})
-    return x.where(finite.view(-1, *[1] * (x.ndim - 1)), 0)

@@ -7,9 +7,10 @@ import hashlib
 import inspect
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, final
+from operator import is_
+from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
     Args:
         network: any.
     """
-    training = [module for module in network.modules() if module.training]
+    training = _in_training_mode(network)
     if training:
         network.eval()
     try:
@@ -43,6 +44,20 @@ def evaluating(network: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def _in_training_mode(network: nn.Module) -> list[nn.Module]:
+    """Its modules that are; what `network.modules()` takes for this is felt at batch 1."""
+    found, seen, waiting = [], set[int](), [network]
+    while waiting:
+        module = waiting.pop()
+        if module.training:
+            found.append(module)
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
+    return found
 
 
 @contextlib.contextmanager
@@ -84,6 +99,49 @@ def at_least_float32(x: Tensor) -> Tensor:
         x: of any shape.
     """
     return x if x.dtype == torch.float64 else x.float()
+
+
+T = TypeVar("T")
+
+
+@final
+class Derived(Generic[T]):
+    """A value that is computed from tensors, and again only after one of them has changed.
+
+    Changed is a tensor that was written to, or that another one has taken the place of: fitting,
+    loading a state and moving a module all are noticed. In an exported graph the value of the last
+    call is a constant; in code that is compiled it is computed there. A copy starts without one.
+
+    Args:
+        compute: the value, from the tensors.
+    """
+
+    def __init__(self, compute: Callable[..., T]) -> None:
+        self._compute = compute
+        self._known: tuple[tuple[Tensor, ...], list[int], T] | None = None
+
+    def __call__(self, *tensors: Tensor) -> T:
+        """The value that belongs to the tensors as they are now.
+
+        Args:
+            tensors: what `compute` is given; always the same buffers.
+        """
+        if torch.compiler.is_exporting() and self._known is not None:
+            return self._known[2]
+        # Inference tensors do not count what is written to them.
+        if torch.compiler.is_compiling() or any(map(Tensor.is_inference, tensors)):
+            return self._compute(*tensors)
+        versions = [each._version for each in tensors]
+        known = self._known
+        if known is not None and known[1] == versions and all(map(is_, known[0], tensors)):
+            return known[2]
+        with torch.inference_mode(False), torch.no_grad():
+            value = self._compute(*tensors)
+        self._known = (tensors, versions, value)
+        return value
+
+    def __reduce__(self) -> tuple[type[Derived[T]], tuple[Any, ...]]:
+        return Derived, (self._compute,)
 
 
 def call(network: nn.Module, x: Tensor | Inputs) -> Any:

@@ -235,9 +235,11 @@ def pooled(
         h = h.transpose(1, 2)
     with full_precision(h):
         h = h.float()
-        if torch.compiler.is_compiling():  # or exporting: what is traced is fused later
-            variance, mean = torch.var_mean(h, dim=tuple(range(2, h.ndim)), correction=0)
-            return mean, (variance + EPSILON).log() / 2
+        if torch.compiler.is_compiling():  # or exporting: var_mean would be three passes over h
+            dims = tuple(range(2, h.ndim))
+            mean = h.mean(dims, keepdim=True)
+            norm = torch.linalg.vector_norm(h - mean, dim=dims)
+            return mean.flatten(1), (norm.square() / h[0, 0].numel() + EPSILON).log() / 2
         # Group norm gives both in one operation; torch.var_mean takes fifty times as long.
         h = h.flatten(2).contiguous()
         batch, channels, positions = h.shape

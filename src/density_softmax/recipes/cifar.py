@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from density_softmax import methods
 from density_softmax.data.image_data import ImageData
-from density_softmax.engine.runtime import EngineConfig
 from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.nn.densities import FlowDensity
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
@@ -207,7 +206,6 @@ def cifar10_small() -> Suite:
         encoder=WideResNet.Config(depth=10, width=2, stem_stride=2, channels_last=True),
         methods=SMALL,
         # What 128 images leave behind stays in the cache of a core: a third more of them a second.
-        engine=EngineConfig(predict_batch_size=128),
     )
 
 

@@ -22,9 +22,8 @@ SHARE_DECIMALS = 3
 # Columns whose numbers are all below are printed as powers of ten.
 TINY = 1e-4
 BUSY = (
-    f"~: the latency varies by more than {NOISY:.0%} of itself between the quartiles of its "
-    "rounds; the machine was too busy to believe it. `density-softmax latency RUNS` measures "
-    "it again."
+    f"~: the interquartile range over rounds exceeds {NOISY:.0%} of this latency; the machine was "
+    "too busy to measure it. `density-softmax latency RUNS` measures it again."
 )
 
 
@@ -73,10 +72,10 @@ def how_to_read(num_seeds: int) -> str:
         num_seeds: the most that a line has.
     """
     if num_seeds <= 1:
-        return "One seed: no difference can be tested, nothing is bold."
+        return "One seed, so differences are not tested and nothing is bold."
     mean = "Mean ± sample standard deviation over seeds."
     if num_seeds < MIN_SEEDS:
-        return f"{mean} Differences are tested from {MIN_SEEDS} seeds on: nothing is bold."
+        return f"{mean} Differences are tested from {MIN_SEEDS} seeds on, so nothing is bold."
     return (
         f"{mean} Bold: better than the second best, by more than the digits shown and by a paired "
         f"t-test over at least {MIN_SEEDS} seeds at {LEVEL:.0%}."

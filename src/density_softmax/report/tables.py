@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 Role = Literal["results", "penalty", "iid", "shift", "ood", "each shift", "cost", "training"]
 
 DETECTION = (
-    "AUROC, AUPR and FPR95: OOD is the positive class, the score that detects is named in the "
-    "header; AUPR depends on the ratio of the two sets."
+    "For AUROC, AUPR and FPR95, OOD is the positive class, and the header names the score. AUPR "
+    "depends on the ratio of the two sets' sizes."
 )
-LATENCY = "Latency relative to ERM with the same encoder, measured in turn with it."
+LATENCY = "Latency is relative to ERM with the same encoder, both measured in turn."
 PENALTY = (
     "λ is the weight of the gradient penalty (Eq. 4); without Eq. 6 the head is not trained "
     "again on scaled logits."
@@ -322,8 +322,8 @@ def _left_out(section: _Section, shifts: Mapping[str, Shifts]) -> list[str]:
     headline = section.role in ("results", "penalty")
     splits = {split for split, _ in section.columns}
     return [
-        f"Means over {set_name(data)} are of the {len(shared)} shifts that all runs have, without "
-        f"{len(partial)} that only some have."
+        f"Means over {set_name(data)} cover the {len(shared)} shifts that all runs have, and leave "
+        f"out {len(partial)} that only some have."
         for data, (shared, partial) in shifts.items()
         if partial and (headline or data in splits)
     ]

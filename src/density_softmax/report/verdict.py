@@ -73,9 +73,11 @@ def verdict_of(table: Table) -> Verdict:
 
 
 def _finding(table: Table, number: int, column: Column) -> Finding | None:
-    """None where the column is not weighed, is the paper's, or has fewer than two numbers."""
-    name = column.key[1].partition(":")[0]
+    """None where the column is not weighed, is the paper's, is noisy, or has only one number."""
+    split, name = column.key[0], column.key[1].partition(":")[0]
     cells = dict(_finite_cells(table, number))
+    if any(cell.noisy for cell in cells.values()):
+        return None
     if column.quoted or name.removeprefix("c") not in WEIGHED or len(cells) < 2:
         return None
     assert column.better is not None
@@ -86,7 +88,8 @@ def _finding(table: Table, number: int, column: Column) -> Finding | None:
     subject = method_name(SUBJECT)
     ours = texts.get(subject, "") if subject not in leaders else ""
     tested = any(cell.best for cell in cells.values())
-    return Finding(column.title, column.note, leaders, value, tested, ours)
+    note = ", ".join(part for part in column.note.split(", ") if part != set_name(split))
+    return Finding(column.title, note, leaders, value, tested, ours)
 
 
 def _finite_cells(table: Table, number: int) -> Iterator[tuple[str, Cell]]:

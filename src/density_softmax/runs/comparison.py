@@ -14,13 +14,12 @@ from density_softmax.engine.calibration import predict_features
 from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.softmax.head import fit_temperature
+from density_softmax.serve.batches import ROWS
 from density_softmax.training import Values
 from density_softmax.types import Prediction
 
 # Every comparison has these two lines.
 PLAIN, SCALED = "deterministic", "temperature_scaling"
-# Rows of features at a time: these passes need no more memory than the features themselves.
-ROWS = 4096
 
 
 class Contender(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from density_softmax import metrics
 from density_softmax.data.sources import SubsetSource
 from density_softmax.engine.checkpoints import Checkpoints
-from density_softmax.engine.passes import collect, num_batches, predict
+from density_softmax.engine.passes import chosen_batch_size, collect, num_batches, predict
 from density_softmax.engine.progress import Bars
 from density_softmax.engine.runtime import name_device
 from density_softmax.errors import UserError
@@ -83,7 +83,8 @@ def evaluate_splits(fabric: Fabric, run: Run, method: Method, progress: bool = T
         method: the trained method of the run.
         progress: draw a progress bar.
     """
-    found, inside, size = Found(), None, run.recipe.engine.predict_batch_size
+    found, inside = Found(), None
+    size = chosen_batch_size(run.recipe.engine, method, run.data.train, fabric.device)
     training = Split("train", "surface", subsample(run.data.train, NUM_TRAINING))
     splits = (*run.data.splits, training)
     with Bars(progress and fabric.is_global_zero) as bars:
@@ -220,7 +221,8 @@ def keep_features(fabric: Fabric, run: Run, method: Method, split: Split) -> Non
         return {"z": method.features(batch.x).float(), "y": batch.y}
 
     source = subsample(split.source, NUM_FEATURES)
-    rows = collect(fabric, source, features, run.recipe.engine.predict_batch_size)
+    size = chosen_batch_size(run.recipe.engine, method, source, fabric.device)
+    rows = collect(fabric, source, features, size)
     if fabric.is_global_zero:
         run.save_features(split.name, rows["z"], rows["y"])
 

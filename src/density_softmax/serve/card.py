@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
+from density_softmax.serve.batches import UNKNOWN
+from density_softmax.serve.batches import batch_size as chosen
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class Card:
         policy: what to do with predictions; None without held-out data.
         notes: results of the checks at export.
         experts: names of the columns of `contributions`; empty if the graph has none.
+        bytes_per_input: what the widest layer reads and writes for one input; 0 if unknown.
     """
 
     version: str
@@ -115,6 +119,12 @@ class Card:
     policy: Policy | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     experts: tuple[str, ...] = ()
+    bytes_per_input: float = 0.0
+
+    @property
+    def batch_size(self) -> int:
+        """How many inputs to compute at a time."""
+        return chosen(self.bytes_per_input) if self.bytes_per_input else UNKNOWN
 
     def to_strings(self) -> dict[str, str]:
         """As strings for the metadata of a file; all but version and method are JSON."""
@@ -122,6 +132,7 @@ class Card:
             "class_names": self.class_names,
             "input_shape": self.input_shape,
             "experts": self.experts,
+            "bytes_per_input": self.bytes_per_input,
             "notes": dict(self.notes),
             "policy": self.policy and self.policy.to_dict(),
         }
@@ -151,6 +162,7 @@ class Card:
                 policy=None if policy is None else Policy.from_dict(policy),
                 experts=tuple(json.loads(texts.get("experts", "[]"))),
                 notes=json.loads(texts.get("notes", "{}")),
+                bytes_per_input=json.loads(texts.get("bytes_per_input", "0.0")),
             )
             card._check()
         except UserError as error:
@@ -172,6 +184,9 @@ class Card:
             raise UserError(f"input_shape {list(shape)}: not a list of sizes")
         if not all(isinstance(name, str) for name in self.experts):
             raise UserError(f"experts {list(self.experts)}: not a list of names")
+        size = self.bytes_per_input
+        if type(size) not in (int, float) or not 0 <= size < math.inf:
+            raise UserError(f"bytes_per_input {size!r}: not a number")
         if self.normalisation is not None:
             self.normalisation.check_shape(shape)
 

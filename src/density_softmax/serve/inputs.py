@@ -141,8 +141,8 @@ def image_normalisation(what: str, card: Card) -> Normalisation:
         raise DataError(f"{what}, but the model reads inputs of shape {card.input_shape}")
     if card.normalisation is None or card.normalisation.kind != "images":
         raise DataError(
-            f"{what}, but the model does not say how images are normalised; "
-            "export it from a run, or with normalisation="
+            f"{what}, but the model does not say how images are normalised; pass normalisation= "
+            "to export or to predict, or export it from a run"
         )
     return card.normalisation
 

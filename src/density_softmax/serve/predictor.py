@@ -23,6 +23,8 @@ DTYPES = {
 }
 
 
+# Of inputs in memory, in bytes: onnxruntime would sum others in another order.
+ALIGNMENT = 16
 # Class names that the text of a predictor shows.
 NUM_NAMED = 5
 # Of each message of an ONNX file that can hold tensors: its fields that are messages, by number.
@@ -95,7 +97,17 @@ class Predictor:
         """The names of the columns of `probs`."""
         return self.card.class_names
 
-    def predict(self, x: Any) -> Answer:
+    @property
+    def input_name(self) -> str:
+        """The name of the graph's input."""
+        return str(self._input.name)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the graph's input."""
+        return np.dtype(DTYPES[self._input.type])
+
+    def predict(self, x: Any, batch_size: int | None = None) -> Answer:
         """Class probabilities and both parts of the uncertainty, as `Method.predict` returns them.
 
         A row with a NaN, an infinite or a far too large value gets uniform probabilities and
@@ -103,8 +115,16 @@ class Predictor:
 
         Args:
             x: prepared inputs, (batch, *input shape).
+            batch_size: how many are computed at a time; by default so many that their activations
+                fit into the caches.
         """
-        batch = self._checked(self._array(x))
+        batch, size = self.checked(self._array(x)), batch_size or self.card.batch_size
+        if len(batch) <= size:
+            return self._answer(batch)
+        starts = range(0, len(batch), size)
+        return Answer.joined([self._answer(batch[i : i + size]) for i in starts])
+
+    def _answer(self, batch: NDArray[Any]) -> Answer:
         if len(batch) == 0:
             outputs = [np.zeros(shape, np.float32) for shape in self._shapes(0)]
         else:
@@ -214,7 +234,12 @@ class Predictor:
                 f"{', '.join(map(str, self.card.input_shape))})"
             )
 
-    def _checked(self, x: NDArray[Any]) -> NDArray[Any]:
+    def checked(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Prepared inputs as the graph reads them; an error if it cannot.
+
+        Args:
+            x: real numbers, (batch, *input shape).
+        """
         self._check_shape(x)
         wanted = DTYPES[self._input.type]
         if x.dtype == np.uint8 and wanted != np.uint8:
@@ -223,6 +248,8 @@ class Predictor:
             found = x.astype(wanted, copy=False)
         if np.issubdtype(wanted, np.integer) and (found != x).any():
             raise UserError(f"inputs of type {x.dtype}: {self.path} reads integers")
+        if found.ctypes.data % ALIGNMENT:
+            found = found.copy()
         return found
 
 

@@ -62,7 +62,7 @@ def predict_stream(
     out: Path | None,
     *,
     false_alarms: float | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     workers: int = 1,
     replica: Callable[[], Served] | None = None,
     report: Callable[[Throughput], None] = lambda throughput: None,
@@ -76,7 +76,7 @@ def predict_stream(
         out: the file to write; None is CSV to the standard output.
         false_alarms: share of in-domain inputs that may be flagged as `out`; None takes that of
             the model's policy, or 0.05 if it has none.
-        batch_size: inputs in memory at a time.
+        batch_size: inputs in memory at a time; by default as many as are computed at a time.
         workers: threads that decode images.
         replica: opens the model in each process of a Ray cluster; None predicts in this process.
         report: called after each batch.
@@ -86,14 +86,15 @@ def predict_stream(
         raise UserError("--page: is for --engine local, where the inputs are at hand")
     if out is not None and out.exists() and path.exists() and out.samefile(path):
         raise UserError(f"--out {out}: is the input, which it would replace; choose another name")
+    size = batch_size or model.card.batch_size
     policy = _policy(model.card, false_alarms)
     if replica is None:
-        chunks = read_chunks(path, model.card, batch_size, workers)
+        chunks = read_chunks(path, model.card, size, workers)
         batches = _records(model, chunks, policy, gallery)
     else:
         from density_softmax.serve.cluster import records_on_cluster
 
-        batches = records_on_cluster(replica, path, model.card, batch_size, policy)
+        batches = records_on_cluster(replica, path, model.card, size, policy)
     flags: Counter[str] = Counter()
     began, found = perf_counter(), Throughput(0.0, flags)
     with open_output(out) as write:

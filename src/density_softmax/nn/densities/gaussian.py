@@ -13,11 +13,15 @@ from torch.nn import functional as F
 
 from density_softmax.errors import UserError
 from density_softmax.nn.densities.base import Density, DensityConfig, mean_and_variance
+from density_softmax.nn.execution import Derived
 from density_softmax.training import Estimate, Stage, Values
 from density_softmax.types import Batch
 
 # Features with a smaller norm have no direction.
 SMALLEST_NORM = 1e-12
+# The most that W m may be for W(z − m) to be computed as W z − W m: what float32 rounds then stays
+# below a ten-thousandth of a standard deviation.
+LARGEST_OFFSET = 2.0**7
 # Shrinkages to choose from, besides none; the first is the least that float32 can use.
 SHRINKAGES = tuple(2.0**-exponent for exponent in range(23, -1, -1))
 
@@ -77,11 +81,32 @@ class WhitenedDensity(ClosedFormDensity, ABC):
         self.register_buffer("spectrum", torch.ones(num_features))
         self.register_buffer("shrinkage", torch.zeros(()))
         self.register_buffer("log_height", log_height(self.whitening))
+        self._offset = Derived(_offset)
+
+    def whitened(self, z: Tensor) -> Tensor:
+        """W(z − m), (batch, features), in one operation where float32 allows it."""
+        offset = self._offset(self.center, self.whitening)
+        if offset is None:
+            return F.linear(z - self.center, self.whitening)
+        return F.linear(z, self.whitening, offset)
 
     def stages(self) -> tuple[Stage, ...]:
         """One pass over training features for Σ, one over held-out features for s."""
         choose = Estimate("shrinkage", self._squares, self.shrink, on="features", split="heldout")
         return (*super().stages(), choose)
+
+    @abstractmethod
+    def roots(self, z: Tensor) -> tuple[Tensor, ...]:
+        """What the experts are sums of squares of, side by side (batch, roots)."""
+
+    @abstractmethod
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """How squares add up to the experts, (roots, experts), and what is added; both buffers."""
+
+    def experts_of_floats(self, z: Tensor) -> Tensor:
+        """Weighted sums of squares, (batch, experts)."""
+        gather, height = self.weights()
+        return torch.addmm(height, torch.cat(self.roots(z), dim=-1).square(), gather)
 
     @abstractmethod
     def residuals(self, z: Tensor, y: Tensor) -> Tensor:
@@ -141,7 +166,16 @@ def directions(z: Tensor) -> Tensor:
     Args:
         z: (batch, features).
     """
-    return F.normalize(z, dim=-1, eps=SMALLEST_NORM)
+    return z / torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
+
+
+def _offset(center: Tensor, whitening: Tensor) -> Tensor | None:
+    """−W m, unless it is so large that W z − W m would cancel."""
+    if torch.compiler.is_compiling():  # no graph can decide by values
+        return None
+    offset = -(whitening.double() @ center.double())
+    large = whitening.dtype == torch.float32 and offset.abs().max() > LARGEST_OFFSET
+    return None if large else offset.to(whitening.dtype)
 
 
 def channel_squares(whitening: Tensor, y: Tensor) -> Tensor:
@@ -184,10 +218,25 @@ class GaussianDensity(WhitenedDensity):
             """An unfitted Gaussian on vectors of `num_features`; classes make no difference."""
             return GaussianDensity(num_features)
 
+    halves: Tensor
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        halves = torch.full((num_features, 1), -0.5)
+        self.register_buffer("halves", halves, persistent=False)
+
     def log_prob_of_floats(self, z: Tensor) -> Tensor:
         """log N(z; m, Σ)."""
-        y = F.linear(z - self.center, self.whitening)
+        (y,) = self.roots(z)
         return self.log_height - 0.5 * y.square().sum(-1)
+
+    def roots(self, z: Tensor) -> tuple[Tensor]:
+        """W(z − m)."""
+        return (self.whitened(z),)
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """−½ of each square, and log|W| − ½ d log 2π."""
+        return self.halves, self.log_height
 
     def amounts(self, z: Tensor) -> list[Tensor]:
         """½ of the squares that add up to ‖W(z − m)‖²."""
@@ -259,13 +308,16 @@ class ClassAwareDensity(WhitenedDensity):
         """The log density of the nearest class."""
         return self.experts_of_floats(z)[:, 0]
 
-    def experts_of_floats(self, z: Tensor) -> Tensor:
-        """Both experts, (batch, 2)."""
-        y = F.linear(directions(z) - self.center, self.whitening)
+    def roots(self, z: Tensor) -> tuple[Tensor, ...]:
+        """y − w_c where class means differ, the other coordinates of y, and the first of y."""
+        y = self.whitened(directions(z))
         turned, rest = y[:, : self.num_turned], y[:, self.num_turned :]
         nearest = F.linear(turned, self.location, self.intercept).argmax(-1)
-        parts = torch.cat([turned - self.location[nearest], rest, turned], dim=-1)
-        return torch.addmm(self.height, parts.square(), self.gather)
+        return turned - F.embedding(nearest, self.location), rest, turned
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """What counts in the density of the nearest class, and in the ratio."""
+        return self.gather, self.height
 
     def amounts(self, z: Tensor) -> list[Tensor]:
         """Of the distance from the nearest class, and of that minus the one from all data."""

@@ -10,13 +10,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 
 from density_softmax.config import ConfigError, Family
-from density_softmax.nn.execution import at_least_float32, full_precision
+from density_softmax.nn.execution import Derived, at_least_float32, full_precision
 from density_softmax.nn.softmax.budget import FOLDS, all_rows, cross_scaled, sharpest_decay
 from density_softmax.nn.softmax.head import fit_temperature
 from density_softmax.training import folds
@@ -326,6 +327,7 @@ class QuantileScale(Scale):
         self.register_buffer("spread", torch.ones(()))
         self.register_buffer("farthest", torch.zeros(()))
         self.register_buffer("decay", torch.zeros(()))
+        self._levels_and_decays = Derived(partial(_levels_and_decays, self.far))
 
     def surprise(self, log_prob: Tensor) -> Tensor:
         """How many interquartile ranges the log density lies below the quantile."""
@@ -333,8 +335,9 @@ class QuantileScale(Scale):
 
     def log_factor(self, log_prob: Tensor) -> Tensor:
         """−c t(u) − f t(v)."""
-        decay = self.decay * self._stretch(self.surprise(log_prob))
-        return -decay - self.far * self._stretch(self._below(self.farthest, log_prob))
+        levels, decays = self._levels_and_decays(self.threshold, self.farthest, self.decay)
+        # Both at once: a pair in the last dimension.
+        return self._stretch(self._below(levels, log_prob.unsqueeze(-1))) @ decays
 
     def fit(self, log_prob: LogProb, logits: Tensor, y: Tensor) -> float:
         """The decay by cross-fitting, then quantiles and temperature of all samples."""
@@ -367,6 +370,13 @@ class QuantileScale(Scale):
         if self.tail == "power":
             return surprise.log1p()
         return ((1 + surprise) ** 0.25 - 1) / 0.25
+
+
+def _levels_and_decays(
+    far: float, threshold: Tensor, farthest: Tensor, decay: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Below what u and v begin, (2,), and −c and −f, (2,)."""
+    return torch.stack([threshold, farthest]), -torch.stack([decay, torch.full_like(decay, far)])
 
 
 def _check_budget(budget: float) -> None:

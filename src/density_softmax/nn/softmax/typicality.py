@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from density_softmax.nn.densities import Density
-from density_softmax.nn.execution import full_precision
+from density_softmax.nn.densities.gaussian import WhitenedDensity
+from density_softmax.nn.execution import Derived, at_least_float32, full_precision
 from density_softmax.training import Stage, on_columns
 
 # The share of held-out samples whose surprise counts as such.
@@ -84,6 +85,8 @@ class Typicality(nn.Module):
             summed += [True] + [False] * (len(own) - 1)
         self.names = (*names, *["energy"] * energy)
         self.num_experts = len(self.names)
+        self._quadratic = all(isinstance(density, WhitenedDensity) for density in built)
+        self._joined = Derived(_joined)
         self._aware = torch.tensor(aware + [True] * energy)
         self._summed = torch.tensor(summed + [not self.class_aware] * energy)
         self._first_blind = (~self._aware).cumsum(0) == 1
@@ -101,10 +104,26 @@ class Typicality(nn.Module):
 
     def experts(self, features: Tensor, logits: Tensor) -> Tensor:
         """ℓ_i of each sample, (batch, experts)."""
-        found = [density.experts(in_columns(features, c)) for _, density, c in self.readers()]
+        found = [self._sums_of_squares(features)] if self._quadratic else self._each(features)
         if self.energy:
             found.append(logits.logsumexp(-1, keepdim=True))
         return torch.cat(found, dim=-1) if len(found) > 1 else found[0]
+
+    def _each(self, features: Tensor) -> list[Tensor]:
+        return [density.experts(in_columns(features, c)) for _, density, c in self.readers()]
+
+    def _sums_of_squares(self, features: Tensor) -> Tensor:
+        """The experts of all densities by one product, to rounding the same as each by its own."""
+        roots: list[Tensor] = []
+        weights: list[Tensor] = []
+        with full_precision(features):
+            z = at_least_float32(features)
+            for _, density, columns in self.readers():
+                assert isinstance(density, WhitenedDensity)
+                roots += density.roots(in_columns(z, columns))
+                weights += density.weights()
+            gather, height = self._joined(*weights)
+            return torch.addmm(height, torch.cat(roots, dim=-1).square(), gather)
 
     def readers(self) -> Iterator[tuple[str, Density, slice]]:
         """Names, densities and the columns that they read."""
@@ -144,6 +163,11 @@ class Typicality(nn.Module):
         # log(1 + exp(t)) is −log(TAIL) at t = log(1 / TAIL − 1).
         unit = _positive(median - low) / math.log(1 / TAIL - 1)
         self.width.copy_(torch.where(aware, unit, spread))
+
+
+def _joined(*weights: Tensor) -> tuple[Tensor, Tensor]:
+    """What squares of several densities add up to, (roots, experts), and what is added."""
+    return torch.block_diag(*weights[::2]), torch.cat([each.view(-1) for each in weights[1::2]])
 
 
 def _positive(spread: Tensor) -> Tensor:

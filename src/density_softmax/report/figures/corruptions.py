@@ -30,8 +30,8 @@ INDEX = 0
 # White between two images, as a share of their width.
 GAP = 0.06
 CAPTION = (
-    "One test image under each type of the shift, by severity; first, where it is known, the image "
-    "as it was."
+    "One test image under each type of shift, by severity, after the original image where it is "
+    "known."
 )
 
 

@@ -31,12 +31,12 @@ TITLES = {
     "latency_ratio:32": "latency, batch of 32, ERM = 1",
 }
 CAPTION = (
-    "Mean over seeds, bars one standard deviation to either side. Latency is that of a forward "
-    "pass, divided by that of ERM with the same encoder, both timed in turn in one process."
+    "Mean over seeds; bars show one standard deviation to either side. Latency is the time of a "
+    "forward pass relative to ERM with the same encoder, both timed in turn in one process."
 )
 TRAINING = (
-    " Training is all stages together, as long as each took: runs were timed one by one, on a "
-    "machine that may have been doing other work."
+    " Training time is the sum over all stages. Runs were timed one by one, on a machine that "
+    "may have been doing other work."
 )
 
 
@@ -51,7 +51,7 @@ def draw(setting: Setting) -> Iterator[Drawing]:
     costs = costs.assign(machine=costs["run"].map(machines))
     noisy = [noisy_lines(costs, ("cost", metric)) for metric in PREDICTION]
     lines = [label for label in setting.labels if any(label in each for each in noisy)]
-    busy = f" Not to be believed, since the machine was busy: {', '.join(lines)}." if lines else ""
+    busy = f" Unreliable, because the machine was busy: {', '.join(lines)}." if lines else ""
     for name, metrics, title, caption in (
         ("cost", PREDICTION, "Storage and latency", CAPTION),
         ("training-cost", BOTH, "Cost of training and of prediction", CAPTION + TRAINING),

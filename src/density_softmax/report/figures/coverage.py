@@ -22,8 +22,8 @@ MOST_PANELS = 3
 # Below this coverage the risk is that of a few inputs, and may exceed the axis.
 NOISY = 0.05
 CAPTION = (
-    "Share of wrong answers (risk) if only the most confident share (coverage) of the inputs is "
-    "answered; lower is better, and the area below is AURC. Below a coverage of "
+    "Error rate (risk) if only the most confident share of the inputs (coverage) is answered. "
+    "Lower is better; the area under the curve is AURC. Below a coverage of "
     f"{NOISY:g} a curve may leave the panel. One seed of each method."
 )
 

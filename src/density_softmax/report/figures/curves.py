@@ -25,8 +25,8 @@ CURVES: dict[str, dict[str, Any]] = {
     "heldout_nll": {"label": "held-out NLL", "color": DARK_ORANGE, "linestyle": (0, (3, 1.2))},
 }
 CAPTION = (
-    "Loss on the training set, with all penalties, and negative log likelihood (NLL) on the "
-    "held-out slice, over the epochs of each stage that has several."
+    "Training loss, including penalties, and negative log-likelihood (NLL) on held-out data, for "
+    "each stage with more than one epoch."
 )
 
 

@@ -26,10 +26,9 @@ COLORS = (*(look.color for look in LOOKS), "#b59f00", "#a33a5b")
 MARKERS = "os^DvPX*<>"
 DOTS: dict[str, Any] = {"linestyle": "", "markersize": 2.0, "markeredgewidth": 0, "alpha": 0.8}
 CAPTION = (
-    "t-SNE maps of the encoder's features of at most 1,000 test inputs: near features stay near, "
-    "but distances between groups and sizes of groups mean nothing. Colours and marks are "
-    "classes, at most 10; accuracies are those on all inputs of the split. λ is the weight of the "
-    "gradient penalty."
+    "t-SNE maps of the encoder's features for at most 1,000 test inputs. Close features stay "
+    "close; distances between groups and their sizes mean nothing. Colours and marks are classes, "
+    "at most 10; accuracies are on all inputs of the split. λ is the weight of the penalty."
 )
 
 

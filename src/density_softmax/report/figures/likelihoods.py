@@ -38,9 +38,8 @@ TAIL = 0.01
 REACH = 8
 CAPTION = (
     "Histograms of the log density that a method gives to each input (minus its epistemic "
-    f"uncertainty). The axis leaves out {TAIL:.0%} of the values at either end, and what is more "
-    f"than {REACH} in-domain interquartile ranges below the in-domain median; all that counts in "
-    "the outermost bins."
+    f"uncertainty). The outermost bins also count the {TAIL:.0%} of values beyond either end, and "
+    f"those more than {REACH} in-domain interquartile ranges below the in-domain median."
 )
 
 

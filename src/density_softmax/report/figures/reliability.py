@@ -35,10 +35,10 @@ TOO_SURE: dict[str, Any] = {"facecolor": ORANGE, "hatch": "/////", "edgecolor": 
 TOO_UNSURE: dict[str, Any] = {"facecolor": "none", "hatch": ".....", "edgecolor": DARK_BLUE}
 SHARES: dict[str, Any] = {"color": INK, "linewidth": 0.8}
 CAPTION = (
-    "Bars: the share of right answers among predictions with similar confidence, 15 bins; the gap "
-    "to their mean confidence is hatched where they were too sure and dotted where not sure "
-    "enough. Line: the share of all inputs in each bin. The gaps, weighted by these shares, add "
-    "up to the expected calibration error (ECE)."
+    "Bars: accuracy of predictions with similar confidence, in 15 bins. The gap to their mean "
+    "confidence is hatched where they are overconfident and dotted where they are underconfident. "
+    "Line: the share of inputs in each bin. The mean of the gaps, weighted by these shares, is the "
+    "expected calibration error (ECE)."
 )
 
 

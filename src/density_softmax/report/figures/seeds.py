@@ -19,8 +19,8 @@ METRICS = (("nll", "accuracy", "ece"), ("cnll", "caccuracy", "cece"))
 DOTS: dict[str, Any] = {"color": GREY, "alpha": 0.6, "marker": "o", "linestyle": ""}
 MEAN: dict[str, Any] = {"color": DARK_BLUE, "marker": "D", "markersize": 2.6, "elinewidth": 0.9}
 CAPTION = (
-    "Dark: mean over seeds and one standard deviation to either side. Light dots: the seeds. "
-    "An overlap does not decide whether two methods differ, since they share their seeds: the "
+    "Dark: mean over seeds and one standard deviation to either side. Light dots: single seeds. "
+    "Overlapping bars do not mean that two methods are equal, because they share their seeds; the "
     "tables test the differences."
 )
 

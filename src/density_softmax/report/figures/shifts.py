@@ -24,14 +24,14 @@ Means = Mapping[int, Spread]
 BOX_METRICS = ("nll", "accuracy", "ece", "mece")
 MEAN_METRICS = ("nll", "accuracy", "ece")
 BOXES = (
-    "Boxes show quartiles over the types of the shift that all runs have, whiskers the least and "
-    "the largest; a diamond is the in-domain test set. Each value is the mean over all seeds of "
+    "Boxes show quartiles over the shift types that all runs have, whiskers the smallest and "
+    "largest value; the diamond is the in-domain test set. Each value is a mean over all seeds of "
     "the method."
 )
 MEANS = (
-    "Mean over seeds of the mean over the types of the shift that all runs have; bars: one "
-    "standard deviation over seeds to either side, none where there is one seed. Lines are set "
-    "apart sideways."
+    "Mean over the shift types that all runs have, averaged over seeds; bars show one standard "
+    "deviation over seeds to either side, if there are several. Lines are shifted sideways so that "
+    "bars do not overlap."
 )
 DIAMOND: dict[str, Any] = {"linestyle": "", "marker": "D", "markersize": 3, "markeredgewidth": 0.4}
 BARS: dict[str, Any] = {"linewidth": 0.8, "elinewidth": 0.7, "capsize": 1.2, "capthick": 0.7}

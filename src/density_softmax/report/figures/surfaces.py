@@ -106,9 +106,9 @@ def draw(setting: Setting) -> Iterator[Drawing]:
             surface_figure(panels, measure),
             file_stem(*([setting.name] if others else []), data.shape, key),
             f"{data.shape.replace('_', ' ').capitalize()}: {name} {measure.formula}",
-            f"Above the class probability p(y = 1 | x), below its {name}, {measure.formula}. "
-            "Circles and triangles are training points, diamonds are out-of-distribution points "
-            f"that no method has seen; of each kind about {NUM_POINTS} are drawn. {seeds_of(runs)}",
+            f"Top: class probability p(y = 1 | x). Bottom: its {name}, {measure.formula}. Circles "
+            "and triangles are training points, diamonds are out-of-distribution points that no "
+            f"method has seen; about {NUM_POINTS} of each are drawn. {seeds_of(runs)}",
         )
 
 

@@ -1,0 +1,118 @@
+"""States of the processes: what is kept, and what several of them know together."""
+
+import math
+
+import numpy as np
+import pytest
+from handmade import samples
+
+from density_softmax.decide.monitor import Monitor
+from density_softmax.serve.models import answered
+from density_softmax.serve.predictor import Predictor
+from density_softmax.serve.timeline import MOST, Timeline
+from density_softmax.serve.watching import Watcher
+
+
+@pytest.fixture(scope="module")
+def predictor(table_file):
+    return Predictor(table_file, threads=1)
+
+
+@pytest.fixture
+def watcher(predictor):
+    made = []
+
+    def make(state=None, replica=0, false_alarms=0.01, of=predictor):
+        made.append(Watcher(of.card, of.policy, false_alarms, state, replica))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.retire()
+
+
+def feed(target, predictor, x):
+    target.record(x, answered(predictor, x).columns)
+
+
+def test_a_kill_loses_no_input_that_was_answered(watcher, predictor, tmp_path):
+    x = samples(predictor, 50)[0]
+    before = watcher(tmp_path / "m.0.json")
+    feed(before, predictor, x)
+    before.save()
+    feed(before, predictor, x[:7] + 2)  # noted in the log alone
+    after = watcher(tmp_path / "m.0.json")
+    assert after.view()["monitor"]["inputs"] == 57
+    assert after.monitor.evidence == pytest.approx(before.view()["monitor"]["evidence"])
+    assert after.view()["counts"]["answer"] >= 40
+    again = watcher(tmp_path / "m.0.json")  # the log was read once
+    assert again.view()["monitor"]["inputs"] == 57
+
+
+def test_replicas_are_merged_as_monitors_are(watcher, predictor, tmp_path):
+    x = samples(predictor, 60)[0]
+    pair = [watcher(tmp_path / f"m.{n}.json", n) for n in (0, 1)]
+    for number, each in enumerate(pair):
+        feed(each, predictor, x[number::2] + number)
+        each.save()
+    found = pair[0].view()
+    merged = Monitor.merge([each.monitor for each in pair])
+    assert found["replicas"] == 2
+    assert found["monitor"]["inputs"] == 60
+    assert found["monitor"]["evidence"] == merged.evidence
+    last = found["timeline"]["intervals"][-1][1]["evidence"]
+    assert last == pytest.approx(merged.evidence)
+    assert sum(found["counts"].values()) == 60
+
+
+def test_an_alarm_of_replicas_stays(watcher, predictor, tmp_path):
+    strange = samples(predictor, 200)[0] + 5
+    one = watcher(tmp_path / "m.0.json")
+    feed(one, predictor, strange)
+    assert one.view()["monitor"]["alarm"]
+    one.save()
+    other = watcher(tmp_path / "m.1.json", 1)
+    assert other.view()["monitor"]["alarm"]
+
+
+def test_the_state_of_another_policy_is_left_alone(watcher, predictor, tmp_path):
+    one = watcher(tmp_path / "m.0.json")
+    feed(one, predictor, samples(predictor, 20)[0])
+    one.close()
+    other = watcher(tmp_path / "m.0.json", false_alarms=0.2)
+    assert other.view()["monitor"]["inputs"] == 0
+
+
+def test_a_timeline_stays_short_and_counts_everything():
+    line = Timeline()
+    for second in range(0, 20_000, 7):
+        line.at(1e9 + second).add({"answer": 2})
+    assert len(line.intervals) <= MOST
+    assert sum(each.counts["answer"] for each in line.intervals.values()) == 2 * len(
+        range(0, 20_000, 7)
+    )
+    back = Timeline.from_dict(line.to_dict())
+    assert back.to_dict() == line.to_dict()
+
+
+def test_merged_timelines_have_the_evidence_of_merged_monitors():
+    fine, coarse = Timeline(), Timeline()
+    for line, evidence in ((fine, 1.0), (coarse, 3.0)):
+        line.at(1e9).add({"answer": 1})
+        line.at(1e9).evidence = evidence
+    coarse.coarsen()
+    merged = Timeline.merge([fine, coarse])
+    (interval,) = merged.intervals.values()
+    assert merged.seconds == coarse.seconds
+    assert interval.counts == {"answer": 2}
+    assert interval.evidence == pytest.approx(3.0 - math.log(2))
+
+
+def test_unknown_images_are_shown_as_they_were_sent(watcher, image_file):
+    predictor = Predictor(image_file, threads=1)
+    target = watcher(of=predictor)
+    raw = np.full((1, 4, 4, 3), 255, np.uint8)
+    feed(target, predictor, predictor.prepare(raw))
+    shown = target.view()["unknown"][0]
+    assert shown["image"].startswith("data:image/png;base64,")
+    assert shown["label"] in predictor.class_names
