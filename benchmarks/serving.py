@@ -131,22 +131,23 @@ def throughput(file: Path, num_requests: int) -> dict[str, float]:
     }
 
 
-def resnet(folder: Path) -> Path:
+def resnet(folder: Path, args: argparse.Namespace) -> Path:
     """A ResNet-20 with what `attach` adds, and a policy, exported once."""
-    file = folder / "resnet20.onnx"
+    file = Path(args.model or folder / "resnet20.onnx")
     if file.exists():
         return file
     torch.manual_seed(0)
     backbone = CifarResNet.Config(depth=20).build(SHAPE)
-    network = torch.nn.Sequential(backbone, torch.nn.Linear(64, 10)).eval()
-    x = torch.randn(3000, *SHAPE)
-    with torch.no_grad():
-        y = (network(x) - network(x).mean(0)).argmax(1)
-        network[1].bias -= network(x).mean(0)
-        network[1].weight *= 30 / network(x).std()
-    model = ds.attach(network, train=(x[:1500], y[:1500]), calibration=(x[1500:], y[1500:]))
-    x = torch.randn(1000, *SHAPE)
-    policy = ds.Policy.fit(model, (x, network(x).argmax(1)), coverage=0.9, false_alarms=0.01)
+    head = torch.nn.Linear(64, 10)
+    network = torch.nn.Sequential(backbone, head).eval()
+    x = torch.randn(1200, *SHAPE)
+    with torch.no_grad():  # as many inputs of each class, and sure answers
+        head.weight *= 20 / network(x).std(0).mean()
+        head.bias.copy_(head.bias - network(x).mean(0))
+        y = network(x).argmax(1)
+    data = [(x[rows], y[rows]) for rows in (slice(500), slice(500, 900), slice(900, None))]
+    model = ds.attach(network, train=data[0], calibration=data[1], progress=False)
+    policy = ds.Policy.fit(model, data[2], coverage=0.9, false_alarms=0.01)
     ds.export(model, file, example=x[:1], policy=policy, class_names=NAMES, normalisation=PIXELS)
     return file
 
@@ -193,7 +194,7 @@ def forms(predictor: Predictor) -> dict[str, list[bytes]]:
 
 def measure_load(folder: Path, args: argparse.Namespace) -> Numbers:
     """Micro-batching against one by one, in turn, for every form of request."""
-    file = resnet(folder)
+    file = resnet(folder, args)
     requests, found = forms(Predictor(file)), alone(file)
     with service(file, "--batch", 32) as (together, _), service(file, "--batch", 1) as (single, _):
         for form, bodies in requests.items():
@@ -239,7 +240,7 @@ def saturation(port: int, bodies: list[bytes], seconds: float) -> float:
 
 def measure_half(folder: Path, args: argparse.Namespace) -> Numbers:
     """Latency at half of the load that can be served."""
-    file = resnet(folder)
+    file = resnet(folder, args)
     bodies = forms(Predictor(file))["binary"]
     with service(file) as (port, _):
         most = saturation(port, bodies, args.seconds)
@@ -257,7 +258,7 @@ def measure_half(folder: Path, args: argparse.Namespace) -> Numbers:
 
 def measure_overload(folder: Path, args: argparse.Namespace) -> Numbers:
     """Five times the load that can be served: answered or refused, none lost."""
-    file = resnet(folder)
+    file = resnet(folder, args)
     bodies = forms(Predictor(file))["binary"]
     with service(file, "--max-queue", 128) as (port, _):
         most = saturation(port, bodies, args.seconds)
@@ -277,7 +278,7 @@ def measure_overload(folder: Path, args: argparse.Namespace) -> Numbers:
 
 def measure_kill(folder: Path, args: argparse.Namespace) -> Numbers:
     """One of two workers is killed under half of the load."""
-    file = resnet(folder)
+    file = resnet(folder, args)
     bodies = forms(Predictor(file))["binary"]
     with service(file, "--workers", 2, "--threads", 1) as (port, process):
         time.sleep(5)
@@ -314,7 +315,7 @@ def _monitored(port: int) -> int:
 
 def measure_soak(folder: Path, args: argparse.Namespace) -> Numbers:
     """Half of the load for long: errors, memory, and answers beside those of the Predictor."""
-    file = resnet(folder)
+    file = resnet(folder, args)
     predictor = Predictor(file)
     bodies, expected = forms(predictor)["binary"], _expected(predictor)
     with service(file) as (port, process):
@@ -402,6 +403,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=10)
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=7, help="fresh processes")
+    parser.add_argument("--model", help="FILE/resnet20.onnx: used if it is there, else written")
     parser.add_argument("--rounds", type=int, default=5, help="of each load, in turn")
     parser.add_argument("--seconds", type=float, default=3.0, help="of a round")
     parser.add_argument("--minutes", type=float, default=30.0, help="of the soak")

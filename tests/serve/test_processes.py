@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import threading
@@ -57,6 +58,7 @@ def test_a_killed_worker_is_replaced_and_its_monitor_goes_on(table_file, tmp_pat
             assert ask(url, rows_of(x))["predictions"] == expected
         first = workers(process)
         assert len(first) == 2
+        time.sleep(0.2)  # requests are counted after they are answered
         os.kill(first[0], signal.SIGKILL)
         for _ in range(10):
             assert ask(url, rows_of(x))["predictions"] == expected
@@ -129,15 +131,19 @@ def test_the_client_asks_for_rows_images_and_the_monitor(running, image_file, ta
 
 
 @NEEDS_CURL
-def test_the_requests_of_the_help_work_with_curl(running, tmp_path):
-    (tmp_path / "photo.png").write_bytes(png())
+def test_the_curl_commands_of_the_documentation_work(running, tmp_path):
+    (tmp_path / "digit.png").write_bytes(png())
     (tmp_path / "rows.csv").write_text("length,width,height size\n1,2,3\n4,5,6\n")
-    csv = ["-H", "Content-Type: text/csv", "--data-binary", f"@{tmp_path / 'rows.csv'}"]
-    image = ["-F", f"file=@{tmp_path / 'photo.png'}"]
-    for arguments, path, number in ((image, "/predict/colours", 1), (csv, "/predict", 2)):
-        command = ["curl", "-sf", *arguments, f"{running}{path}"]
-        done = subprocess.run(command, capture_output=True, check=True)
-        assert len(json.loads(done.stdout)["predictions"]) == number
+    page = Path(__file__).parents[2] / "docs" / "serving.md"
+    lines = [line for line in page.read_text().splitlines() if line.startswith("curl")]
+    assert len(lines) == 6
+    for line in lines:
+        words = [word.replace("http://127.0.0.1:8000", running) for word in shlex.split(line)]
+        words[-1] = words[-1].replace("/wine", "/flowers")
+        if words[-1].endswith("/predict"):  # the image
+            words[-1] += "/colours"
+        done = subprocess.run([*words, "-sf"], capture_output=True, cwd=tmp_path, check=True)
+        assert done.stdout.startswith((b'{"model"', b"input,label", b"# HELP")), line
 
 
 def test_the_protocols_own_client_works(running, table_file):

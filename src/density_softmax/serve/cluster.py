@@ -140,7 +140,7 @@ def application(models: Sequence[Path], settings: Settings, replicas: int) -> An
     serve = import_ray("ray.serve")
     paths = [str(model.absolute()) for model in models]
     files = {name: getattr(settings, name) for name in ("policy", "state")}
-    absolute = {name: str(Path(file).absolute()) for name, file in files.items() if file}
+    absolute: dict[str, Any] = {k: str(Path(v).absolute()) for k, v in files.items() if v}
     settings = replace(settings, threads=settings.threads or 1, **absolute)
 
     def build() -> Any:
