@@ -349,7 +349,7 @@ class Judge:
         windows = range(0, len(stream) - WINDOW + 1, WINDOW)
         for begin in windows:
             window = stream[begin : begin + WINDOW]
-            p_value = ks_2samp(self.calibration.epistemic, window).pvalue
+            p_value = ks_2samp(self.calibration.epistemic, window, method="asymp").pvalue
             if p_value < FALSE_ALARMS / len(windows):
                 return begin + WINDOW
         return None

@@ -105,6 +105,14 @@ DETECTION = (
     Column("AUROC CIFAR-100 ↑", "cifar100", "auroc:epistemic", three),
     Column("AUROC SVHN ↑", "svhn", "auroc:epistemic", three),
 )
+SCOPE = "out of scope"
+QUERIES = (
+    CALIBRATION[0],
+    CALIBRATION[1],
+    Column("AUROC ↑", SCOPE, "auroc:epistemic", three),
+    Column("AUPR ↑", SCOPE, "aupr:epistemic", three),
+    Column("FPR95 ↓", SCOPE, "fpr95:epistemic", three),
+)
 SHARE = Column("share", "cifar10-c", "oracle_share", share)
 STORED = Column("stored, kB", "cost", "stored_bytes", kilobytes)
 
@@ -144,6 +152,7 @@ CALIBRATED = (
     Line(title("laplace"), "laplace"),
     Line(title("density_aware_calibration"), "density_aware_calibration"),
 )
+ON_QUERIES = ("gen", "knn", "vim", "fdbd", "mahalanobis_plus_plus", "relative_mahalanobis")
 DETECTORS = ("max_softmax", "energy", "gen", "vim", "knn", "fdbd", "mahalanobis_plus_plus")
 
 TABLES = {
@@ -182,6 +191,15 @@ TABLES = {
             (*CALIBRATION, SHARE, *DETECTION, STORED),
         )
         for network in ("resnet20", "resnet32")
+    },
+    **{
+        f"clinc-{head}": Table(
+            "posthoc_clinc",
+            f"posthoc_clinc/{head}",
+            (TEMPERATURE, *(Line(title(kind), kind) for kind in ON_QUERIES), OURS),
+            QUERIES,
+        )
+        for head in ("linear", "hidden")
     },
     "toy": Table(
         "toy",

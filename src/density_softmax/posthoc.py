@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -40,12 +40,45 @@ from density_softmax.nn.softmax.head import Head
 from density_softmax.recipes.attach import closed_form
 from density_softmax.types import NUM_DIGESTS, Calibration, Inputs, Source
 
+if TYPE_CHECKING:
+    from sklearn.base import ClassifierMixin
+
+    from density_softmax.estimators.scaled import DensityScaledClassifier
+
 # What `attach` attaches if nothing else is asked for.
 DEFAULT = "density_softmax"
 
 
+@overload
 def attach(
     model: nn.Module,
+    *,
+    train: Any,
+    calibration: Any,
+    head: str | None = ...,
+    layers: Sequence[str] | None = ...,
+    method: str | MethodConfig = ...,
+    policy: Mapping[str, Any] | None = ...,
+    seed: int = ...,
+    engine: EngineConfig | None = ...,
+    directory: str | Path | None = ...,
+    progress: bool = ...,
+) -> Method: ...
+
+
+@overload
+def attach(
+    model: ClassifierMixin,
+    *,
+    train: Any,
+    calibration: Any,
+    seed: int = ...,
+    progress: bool = ...,
+) -> DensityScaledClassifier: ...
+
+
+def attach(
+    model: nn.Module | ClassifierMixin,
     *,
     train: Any,
     calibration: Any,
@@ -57,7 +90,7 @@ def attach(
     engine: EngineConfig | None = None,
     directory: str | Path | None = None,
     progress: bool = True,
-) -> Method:
+) -> Method | DensityScaledClassifier:
     """Density-Softmax around a trained model, without back-propagation through it.
 
     One pass over the training data gives all features; the density is fitted to them, and the
@@ -68,6 +101,9 @@ def attach(
     Calibration data that would make the result void are refused: training samples, too few,
     inputs on another scale, labels that contradict the model. What weakens it is a
     `CalibrationWarning`. `summary()` of the result tells what was found and what it changed.
+
+    A scikit-learn classifier becomes a fitted `DensityScaledClassifier`, whose density reads the
+    columns that the classifier reads; `train` and `calibration` are pairs (X, y).
 
     Args:
         model: any classifier that gives one answer per input.
@@ -93,6 +129,12 @@ def attach(
             again. The files are removed at the end.
         progress: draw progress bars, and print NLL and ECE before and after.
     """
+    if not isinstance(model, nn.Module):
+        network = {"head": head, "layers": layers, "method": method, "policy": policy}
+        _refuse(**network, engine=engine, directory=directory)
+        from density_softmax.estimators.scaled import attach_to_classifier
+
+        return attach_to_classifier(model, train, calibration, seed=seed, progress=progress)
     posthoc_config(method, layers or ())  # refused before the data are read
     source = as_source(train)
     encoder, chosen, example = found_in(model, source, head, layers)
@@ -109,6 +151,13 @@ def attach(
     if others is not None:
         attached.policy = Policy.fit(attached, batches(others), **{"seed": seed, **(policy or {})})
     return attached
+
+
+def _refuse(**settings: Any) -> None:
+    """Refuse settings that only a network has."""
+    for name, value in settings.items():
+        if value not in (None, DEFAULT, ()):
+            raise UserError(f"{name}: only a torch model has it; omit it for another classifier")
 
 
 def found_in(

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from density_softmax.config import ConfigError, Family, at_least
 from density_softmax.types import Batch
 
+# Batches are made no smaller than this for `min_batches`.
+SMALL_BATCH = 32
+
 
 class Optimizer(Family, ABC):
     """The family of optimizers."""
@@ -154,6 +157,9 @@ class Descent:
             epochs, and keep the best weights, even those it began with; null keeps the last.
         min_steps: the least number of steps; a split too small to give as many in `epochs` passes
             is passed over more often.
+        min_batches: the least number of steps in an epoch; a split too small to give as many has
+            smaller batches. After each epoch held-out values are monitored, which would otherwise
+            take as long as a step.
     """
 
     epochs: int
@@ -164,9 +170,15 @@ class Descent:
     clip_norm: float | None = None
     patience: int | None = None
     min_steps: int = 0
+    min_batches: int = 1
 
     def __post_init__(self) -> None:
         at_least(self, epochs=1, batch_size=1, accumulate=1, clip_norm=0, patience=1, min_steps=0)
+        at_least(self, min_batches=1)
+
+    def samples_per_step(self, num_samples: int) -> int:
+        """The batch size for a split of `num_samples`."""
+        return min(self.batch_size, max(SMALL_BATCH, math.ceil(num_samples / self.min_batches)))
 
     def num_epochs(self, num_steps: int) -> int:
         """Passes over a split of which one has `num_steps` steps."""

@@ -141,7 +141,7 @@ def test_the_table_and_the_classifier_have_the_same_settings():
     recipe = get_recipe("table")
     classifier = DensitySoftmaxClassifier()
     assert isinstance(recipe.method, DensitySoftmax.Config)
-    assert classifier._config(np.array([10, 10])) == recipe.method
+    assert classifier._config(4, np.array([10, 10])) == recipe.method
     assert (classifier.depth, classifier.width) == (recipe.encoder.depth, recipe.encoder.width)
     assert classifier.validation_fraction == recipe.data.heldout
 

@@ -25,6 +25,9 @@ from density_softmax.serve.card import Card
 from density_softmax.serve.predictor import onnx_session
 from density_softmax.types import Prediction
 
+# Under which the exporter says what modules an operation belongs to.
+SCOPES = "pkg.torch.onnx.name_scopes"
+
 CARD_FILE = "density_softmax.json"
 OUTPUTS = [*Prediction._fields, "contributions"]
 # Elements of a constant that the ONNX exporter may compute: any number of them.
@@ -191,9 +194,14 @@ def to_onnx(program: ExportedProgram) -> Any:
 
 
 def _forget_sources(graph: Any) -> None:
-    """Remove where each node comes from: half of a small file, with paths of this machine."""
+    """Remove the lines of code that each node comes from, which name paths of this machine.
+
+    They are half of a small file. The modules that a node belongs to stay.
+    """
     for part in (graph, *graph.node, *graph.value_info, *graph.input, *graph.output):
+        kept = [entry for entry in part.metadata_props if entry.key == SCOPES]
         del part.metadata_props[:]
+        part.metadata_props.extend(kept)
         part.ClearField("doc_string")
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from density_softmax import metrics
-from density_softmax.deploy.graph import as_graph_input, quiet
+from density_softmax.deploy.graph import SCOPES, as_graph_input, quiet
 from density_softmax.errors import UserError
 from density_softmax.serve.answer import Answer
 from density_softmax.types import Source
@@ -29,7 +29,6 @@ from density_softmax.types import Source
 OPERATIONS = ("Conv", "Gemm", "MatMul", "Add", "Relu")
 NUM_CALIBRATION = 512
 BATCH_SIZE = 64
-SCOPES = "pkg.torch.onnx.name_scopes"
 
 Run = Callable[[NDArray[Any]], Answer]
 

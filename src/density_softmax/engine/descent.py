@@ -139,9 +139,9 @@ class Descender:
     ) -> None:
         self.setting, self.number, self.stage = setting, number, stage
         self.source, self.heldout = source, heldout
-        self.batch_size = source.batch_size or stage.descent.batch_size
         self.monitor_size: int | None = None  # known once it is needed
         samples = len(source.order(self._epoch_seed(0)))  # a sampler may draw fewer than all
+        self.batch_size = source.batch_size or stage.descent.samples_per_step(samples)
         self.num_steps = num_batches(samples, self.batch_size)
         self.num_epochs = stage.descent.num_epochs(self.num_steps)
         # A frozen parameter is none of the optimizer's: weight decay would change it.
@@ -184,7 +184,7 @@ class Descender:
     def _epoch(self, epoch: int, bar: Bar) -> float:
         """One pass over the split; returns its mean loss over steps and processes."""
         fabric, seed = self.setting.fabric, self.setting.seed
-        torch.manual_seed(derive_seed(seed, self.number, epoch, 1 + fabric.global_rank))
+        _seed(derive_seed(seed, self.number, epoch, 1 + fabric.global_rank), fabric.device)
         epoch_seed = self._epoch_seed(epoch)
         steps = share(
             self.source.order(epoch_seed),
@@ -286,6 +286,14 @@ class Descender:
             self.optimizer,
             self.patience.best,
         )
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seed the generators of a device; those of absent ones take longer than a small step."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def check_trainable(stages: Iterable[Stage]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from density_softmax.data.sources import Indices, hold_out_by_class
 from density_softmax.errors import CalibrationWarning, UserError
@@ -20,6 +20,8 @@ from density_softmax.types import Prediction
 
 Floats: TypeAlias = NDArray[np.float64]
 
+# How many copies a row may have in the mean, where weights become copies.
+MOST_COPIES = 5
 # Held-out rows below which `fit` warns: the scale can then not judge a decay by other rows.
 FEW_HELDOUT = 2 * FOLDS
 
@@ -116,6 +118,18 @@ def drawn_seed(random_state: int | np.random.RandomState | None) -> int:
     return int(check_random_state(state).randint(np.iinfo(np.int32).max))
 
 
+def numbered(y: NDArray[Any]) -> tuple[NDArray[Any], Indices]:
+    """Return the classes, sorted, and the number of each row's class; refuses a single class.
+
+    Args:
+        y: labels, (rows,).
+    """
+    classes, numbers = np.unique(y, return_inverse=True)
+    if len(classes) < 2:
+        raise UserError(f"y has one class only ({classes[0]!r}): it needs two")
+    return classes, numbers
+
+
 def divided(y: Indices, fraction: Any, seed: int) -> tuple[Indices, Indices]:
     """Split rows into those to train on and those held out; warns if the latter are few.
 
@@ -134,6 +148,30 @@ def divided(y: Indices, fraction: Any, seed: int) -> tuple[Indices, Indices]:
             stacklevel=3,
         )
     return train, heldout
+
+
+def weighted_rows(sample_weight: Any, X: Any, seed: int) -> Indices:
+    """Return the index of each row as often as its weight says.
+
+    Whole numbers are taken as they are. Others, and those that would make the table too large, are
+    scaled and rounded up or down by systematic sampling, which is right in the mean.
+
+    Args:
+        sample_weight: as `fit` gets it, (rows,).
+        X: the rows.
+        seed: of the sampling.
+    """
+    if not np.asarray(sample_weight).any():
+        raise UserError(
+            "sample_weight: all weights are 0. Sample weights must contain at least one non-zero "
+            "number: the rows with weight 0 are left out"
+        )
+    weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    if weight.sum() > MOST_COPIES * len(weight) or (weight % 1).any():
+        weight = weight / max(weight[weight > 0].min(), weight.mean() / MOST_COPIES)
+        edges = np.cumsum(weight) + np.random.default_rng(seed).random()
+        weight = np.diff(np.floor(edges), prepend=0.0)
+    return np.repeat(np.arange(len(weight)), weight.astype(np.intp))
 
 
 def number(name: str, value: Any) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,6 +27,8 @@ from density_softmax.estimators.abstaining import (
     divided,
     drawn_seed,
     number,
+    numbered,
+    weighted_rows,
 )
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.backbones.resffn import ResFFN
@@ -46,8 +48,6 @@ from density_softmax.types import Batch, Prediction
 ROWS = 4096
 # Added to the likeliest class, because float32 may not tell probabilities apart.
 TIE = 1e-9
-# How many copies a row may have in the mean, where weights become copies.
-MOST_COPIES = 5
 # Held by the only fit that may run: torch's generator and thread count are global.
 TRAINING = threading.Lock()
 
@@ -63,17 +63,19 @@ class DensitySoftmaxClassifier(AbstainingClassifier):
     Args:
         width: number of features in every layer of the network.
         depth: number of residual layers.
-        epochs: passes over the training data. None takes as many as give 400 steps of the
-            optimizer, and at least 20.
+        epochs: passes over the training data. None takes as many as give 300 steps of the
+            optimizer, and at least 20; training stops early once the held-out NLL has not
+            improved for 10 epochs.
         batch_size: rows per step; larger ones are faster on tables of more than 10,000 rows.
         learning_rate: peak learning rate of Adam, on a one-cycle schedule.
         gradient_penalty: how strongly the network's Jacobian norm is pulled to 1 (λ of Eq. 4),
             so that distances between rows survive in the features; 0 turns it off.
-        density: of the features, beside the experts that know the classes. "gaussian" is a single
-            one; "gaussian_mixture" has a Gaussian per class, each with its own covariance if every
-            class has more training rows than `width` and with a shared one otherwise; "radial" and
-            "realnvp" are flows, slower to train. A config from `density_softmax.nn.densities` is
-            used as it is.
+        density: of the columns and of the features; experts that know the classes stand beside it
+            in the epistemic uncertainty. "gaussian" is a single one, whose covariance
+            is shrunk by half or more; "gaussian_mixture" has a Gaussian per class, each with its
+            own covariance if every class has more training rows than `width` and X has columns,
+            and with a shared one otherwise; "radial" and "realnvp" are flows, slower to train. A
+            config from `density_softmax.nn.densities` is used as it is.
         validation_fraction: share of the rows that is held out. Every class keeps a row to train
             on; if no class has a second one, the training rows calibrate as well.
         random_state: a number or a RandomState makes `fit` repeatable. None takes a seed from the
@@ -136,14 +138,9 @@ class DensitySoftmaxClassifier(AbstainingClassifier):
         check_classification_targets(y)
         seed = drawn_seed(self.random_state)
         if sample_weight is not None:
-            weight = _check_sample_weight(
-                sample_weight, X, dtype=np.float64, ensure_non_negative=True
-            )
-            rows = _copies(weight, seed)
+            rows = weighted_rows(sample_weight, X, seed)
             X, y = X[rows], y[rows]
-        self.classes_, y = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise UserError(f"y has one class only ({self.classes_[0]!r}): it needs two")
+        self.classes_, y = numbered(y)
         order = np.lexsort((y, *X.T))
         X, y = X[order], y[order]
         train, heldout = divided(y, self.validation_fraction, seed)
@@ -170,19 +167,21 @@ class DensitySoftmaxClassifier(AbstainingClassifier):
             )
         # In float64 a prediction does not depend on the other rows of its batch.
         method.cpu().double()
-        method.encoder = nn.Sequential(Standardize(scaler), method.encoder)
+        assert isinstance(method.encoder, ResFFN)
+        method.encoder.columns = Standardize(scaler)
         _calibrate(method, torch.tensor(X[heldout]), torch.tensor(y[heldout]))
         return method
 
     def _untrained(self, num_columns: int, class_counts: Indices, seed: int) -> DensitySoftmax:
         depth, width = _integer("depth", self.depth, 0), _integer("width", self.width, 1)
-        config = self._config(class_counts)
+        config = self._config(num_columns, class_counts)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            encoder = ResFFN(num_columns, depth, width)
-            return DensitySoftmax(encoder, len(class_counts), config)
+            encoder = ResFFN(num_columns, depth, width, ENCODER.clip)
+            example = torch.zeros(1, num_columns)
+            return DensitySoftmax(encoder, len(class_counts), config, example)
 
-    def _config(self, class_counts: Indices) -> DensitySoftmax.Config:
+    def _config(self, num_columns: int, class_counts: Indices) -> DensitySoftmax.Config:
         train = TRAIN
         if self.epochs is not None:
             train = replace(TRAIN, epochs=_integer("epochs", self.epochs, 1), min_steps=0)
@@ -195,16 +194,19 @@ class DensitySoftmaxClassifier(AbstainingClassifier):
         return replace(
             DENSITY_SOFTMAX,
             penalty=replace(PENALTY, weight=penalty),
-            density=self._density_config(class_counts),
+            density=self._density_config(num_columns, class_counts),
             representation=train,
         )
 
-    def _density_config(self, class_counts: Indices) -> DensityConfig:
+    def _density_config(self, num_columns: int, class_counts: Indices) -> DensityConfig:
         if isinstance(self.density, DensityConfig):
             return self.density
+        if self.density == DENSITY_SOFTMAX.density.kind:
+            return DENSITY_SOFTMAX.density
         if self.density == GaussianMixtureDensity.Config.kind:
             # A covariance has full rank only if it has more rows than features.
-            return GaussianMixtureDensity.Config(tied=bool(class_counts.min() <= self.width))
+            few = bool(class_counts.min() <= max(self.width, num_columns))
+            return GaussianMixtureDensity.Config(tied=few)
         return from_dict(DensityConfig, {"kind": self.density}, "density")
 
     def _serve(self, X: Floats) -> Prediction:
@@ -249,19 +251,6 @@ def _calibrate(method: DensitySoftmax, x: Tensor, y: Tensor) -> None:
     batches = zip(x.split(ROWS), y.split(ROWS), strict=True)
     found = [scale.statistics(Batch(method.features(x), y)) for x, y in batches]
     scale.finish({name: torch.cat([batch[name] for batch in found]) for name in found[0]})
-
-
-def _copies(weight: Floats, seed: int) -> Indices:
-    """Return the index of each row as often as its weight says.
-
-    Whole numbers are taken as they are. Others, and those that would make the table too large, are
-    scaled and rounded up or down by systematic sampling, which is right in the mean.
-    """
-    if weight.sum() > MOST_COPIES * len(weight) or (weight % 1).any():
-        weight = weight / max(weight[weight > 0].min(), weight.mean() / MOST_COPIES)
-        edges = np.cumsum(weight) + np.random.default_rng(seed).random()
-        weight = np.diff(np.floor(edges), prepend=0.0)
-    return np.repeat(np.arange(len(weight)), weight.astype(np.intp))
 
 
 def _integer(name: str, value: Any, least: int) -> int:

@@ -46,7 +46,7 @@ class ReAct(ShapedEnergy):
     class Config(
         PostHocConfig, kind="react", title="ReAct", rank=27, defines=("score",), reads_weights=True
     ):
-        """The published setting.
+        """The setting of OpenOOD (configs/postprocessors/react.yml).
 
         Attributes:
             percentile: of the activations below c.
@@ -102,7 +102,9 @@ class ASH(ShapedEnergy):
     class Config(
         PostHocConfig, kind="ash", title="ASH-S", rank=27, defines=("score",), reads_weights=True
     ):
-        """The setting of OpenOOD for CIFAR.
+        """The authors' setting for CIFAR-10 (config/cifar10_config.yml of andrijazz/ash).
+
+        OpenOOD's ASH is ASH-B, also at 90.
 
         Attributes:
             percentile: of the activations that are set to 0.
@@ -129,7 +131,7 @@ class SCALE(ShapedEnergy):
     class Config(
         PostHocConfig, kind="scale", title="SCALE", rank=27, defines=("score",), reads_weights=True
     ):
-        """The published setting.
+        """The setting of the authors and of OpenOOD (configs/postprocessors/scale.yml of both).
 
         Attributes:
             percentile: of the activations that are left out of the smaller sum.

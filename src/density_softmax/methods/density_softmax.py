@@ -48,12 +48,11 @@ class DensitySoftmax(FeatureMethod):
         Attributes:
             penalty: which norm of the Jacobian Eq. 4 penalises, and how much; `none` leaves it out.
             density: which p(z; α), and how it is fitted.
-            layers: names of the encoder's layers whose pooled statistics the density reads;
-                none means the last features, as in the paper.
+            layers: the encoder's layers whose pooled statistics the density reads, if any.
             last: with layers, read the last features too, by a second density of the same kind.
-            classes: add a class-aware density of the last features: Gaussians of the classes on
-                their directions, and how much these explain. Shallow layers see corruptions,
-                class-aware experts see OOD classes that resemble the known ones.
+            classes: add a class-aware density of the last features, Gaussians of the classes on
+                their directions: it sees OOD classes that resemble the known ones.
+            classes_scale: whether it scales logits, too, or is in the epistemic score only.
             energy: add the classifier's own energy log Σ exp g(z), which sees OOD classes too.
             scale: how log densities become factors.
             representation: training of encoder and head (Eq. 4), or null if they are trained.
@@ -65,6 +64,7 @@ class DensitySoftmax(FeatureMethod):
         layers: tuple[str, ...] = ()
         last: bool = True
         classes: bool = False
+        classes_scale: bool = True
         energy: bool = False
         scale: ScaleConfig = field(default_factory=QuantileScale.Config)
         representation: Descent | None = Descent(epochs=100)
@@ -77,7 +77,7 @@ class DensitySoftmax(FeatureMethod):
         config = self.config
         self.penalty = config.penalty.build()
         super().setup(example)
-        self.typicality = Typicality(self._densities(), config.energy)
+        self.typicality = Typicality(self._densities(), config.energy, config.classes_scale)
         self.scale = config.scale.build()
 
     @property
@@ -119,8 +119,8 @@ class DensitySoftmax(FeatureMethod):
             )
 
     def _density_stages(self) -> Iterator[Stage]:
-        names = ("density", "layers", "last", "classes", "energy")
-        settings = {name: getattr(self.config, name) for name in names}
+        read = ("density", "layers", "last", "classes", "classes_scale", "energy")
+        settings = {name: getattr(self.config, name) for name in read}
         for stage in self.typicality.stages():
             own = settings | {"objective": stage.name}
             yield replace(stage, settings=own, modules=("encoder", "typicality"))

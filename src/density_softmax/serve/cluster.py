@@ -154,6 +154,7 @@ def application(models: Sequence[Path], settings: Settings, replicas: int) -> An
         name=APPLICATION,
         # A replica has a queue of its own, and says itself what is too much.
         max_ongoing_requests=2 * settings.queue,
+        max_queued_requests=settings.queue,
         autoscaling_config={
             "min_replicas": 1,
             "max_replicas": replicas,

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from torch import nn
+from torch import Tensor, nn
 
 from density_softmax.config import ConfigError, at_least
 from density_softmax.nn.backbones.base import Backbone, BackboneConfig, Residual
+from density_softmax.nn.lipschitz.bounds import Bounded
 
 IDENTITY = nn.Identity()
+# Of inputs that are clipped; their squares are finite in float32.
+LARGEST_INPUT = 1e6
 
 
 @final
@@ -25,6 +28,8 @@ class ResFFN(Backbone):
         num_inputs: the width of x.
         depth: the number of residual blocks.
         width: the width of every h, and of the features.
+        clip: where inputs level off (`SmoothClip`), or None to take them as they are. The layer
+            `columns` then returns them unclipped, for a density to read.
     """
 
     @dataclass(frozen=True)
@@ -33,19 +38,28 @@ class ResFFN(Backbone):
 
         depth: int = 12
         width: int = 128
+        clip: float | None = None
 
         def __post_init__(self) -> None:
             at_least(self, depth=0, width=1)
+            if self.clip is not None and self.clip <= 0:
+                raise ConfigError(f"clip={self.clip}: choose a number above 0, or null")
 
         def build(self, input_shape: tuple[int, ...]) -> ResFFN:
             """A network for vectors of `input_shape`."""
             if len(input_shape) != 1:
                 raise ConfigError(f"ResFFN reads vectors, not inputs of shape {input_shape}")
-            return ResFFN(input_shape[0], self.depth, self.width)
+            return ResFFN(input_shape[0], self.depth, self.width, self.clip)
 
-    def __init__(self, num_inputs: int, depth: int = 12, width: int = 128) -> None:
+    def __init__(
+        self, num_inputs: int, depth: int = 12, width: int = 128, clip: float | None = None
+    ) -> None:
         super().__init__()
         self.num_features = width
+        self.clips = clip is not None
+        if clip is not None:
+            self.columns: nn.Module = nn.Identity()
+            self.clip = SmoothClip(clip)
         self.input = nn.Linear(num_inputs, width)
         self.blocks = nn.ModuleList(ResidualBlock(width) for _ in range(depth))
         self.layer_names = tuple(f"blocks.{i}" for i in range(depth))
@@ -59,8 +73,33 @@ class ResFFN(Backbone):
                 nn.init.zeros_(module.bias)
 
     def chain(self) -> Sequence[nn.Module]:
-        """The first layer and the blocks."""
-        return self.input, *self.blocks
+        """The clip, if there is one, the first layer and the blocks."""
+        clip = (self.columns, self.clip) if self.clips else ()
+        return *clip, self.input, *self.blocks
+
+
+@final
+class SmoothClip(Bounded):
+    """x / √(1 + (x/c)²) of each entry: x near 0, ±c far away.
+
+    Tables have columns with heavy tails, and a network that is linear in them is extreme there.
+
+    Args:
+        limit: c.
+    """
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The clipped entries."""
+        x = x.clamp(-LARGEST_INPUT, LARGEST_INPUT)
+        return x * (1 + (x / self.limit).square()).rsqrt()
+
+    def lipschitz_bound(self, x: Tensor) -> tuple[float, Tensor]:
+        """The slope is 1 at 0, and less elsewhere."""
+        return 1.0, self(x)
 
 
 class ResidualBlock(Residual):

@@ -118,6 +118,23 @@ def mean_and_variance(count: Tensor, total: Tensor, squares: Tensor) -> tuple[Te
     return mean, torch.where(varies, variance, 0.0)
 
 
+def class_sums(z: Tensor, y: Tensor, num_classes: int) -> dict[str, Tensor]:
+    """Counts and sums of every class.
+
+    Args:
+        z: (batch, features).
+        y: the classes, (batch,).
+        num_classes: how many there are.
+    """
+    legal = (y >= 0) & (y < num_classes)
+    if not legal.all():
+        raise UserError(
+            f"label {int(y[~legal][0])}: the density knows classes 0 to {num_classes - 1}"
+        )
+    member = F.one_hot(y, num_classes).to(z)
+    return {"count": member.sum(0), "sum": member.T @ z}
+
+
 @final
 class Latent(nn.Module):
     """u = BatchNorm(W z), in float32: at first every direction has mean 0 and deviation ¼.

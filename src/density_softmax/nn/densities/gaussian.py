@@ -11,8 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from density_softmax.errors import UserError
-from density_softmax.nn.densities.base import Density, DensityConfig, mean_and_variance
+from density_softmax.config import ConfigError
+from density_softmax.nn.densities.base import (
+    Density,
+    DensityConfig,
+    class_sums,
+    mean_and_variance,
+)
 from density_softmax.nn.execution import Derived
 from density_softmax.training import Estimate, Stage, Values
 from density_softmax.types import Batch
@@ -58,7 +63,8 @@ class WhitenedDensity(ClosedFormDensity, ABC):
     With D the variances of the features over all the data and C = D^(−½) Σ D^(−½) = Q diag(λ) Qᵀ,
     the covariance is Σ(s) = D^½ ((1 − s) C + s I) D^½ and W = diag((1 − s) λ + s)^(−½) Qᵀ D^(−½).
     The shrinkage s is the one under which held-out features are most likely: nearly 0 for many
-    samples, nearly 1 for fewer samples than features, where Σ has no inverse.
+    samples, nearly 1 for fewer samples than features, where Σ has no inverse. `least_shrinkage`
+    bounds it from below.
 
     Attributes:
         center: what is subtracted before whitening, (features,).
@@ -74,8 +80,9 @@ class WhitenedDensity(ClosedFormDensity, ABC):
     shrinkage: Tensor
     log_height: Tensor
 
-    def __init__(self, num_features: int) -> None:
+    def __init__(self, num_features: int, least_shrinkage: float = 0.0) -> None:
         super().__init__()
+        self.least_shrinkage = least_shrinkage
         self.register_buffer("center", torch.zeros(num_features))
         self.register_buffer("whitening", torch.eye(num_features))
         self.register_buffer("spectrum", torch.ones(num_features))
@@ -148,7 +155,8 @@ class WhitenedDensity(ClosedFormDensity, ABC):
             shrunk = _shrunk(spectrum, s)
             return (shrunk.log() + v / shrunk)[alive].sum().item()
 
-        self.shrink_to(min({before, *(s for s in SHRINKAGES if s > before)}, key=cost))
+        least = max(before, self.least_shrinkage)
+        self.shrink_to(min({least, *(s for s in SHRINKAGES if s > least)}, key=cost))
 
     def shrink_to(self, s: float) -> None:
         """Shrink what `estimate` wrote, by s or by the least that float32 can use."""
@@ -212,16 +220,27 @@ class GaussianDensity(WhitenedDensity):
 
     @dataclass(frozen=True)
     class Config(DensityConfig, kind="gaussian"):
-        """One Gaussian for all classes, full covariance."""
+        """One Gaussian for all classes, full covariance.
+
+        Attributes:
+            least_shrinkage: of the covariance. Held-out data ask for little, and then features
+                that move against their correlation are improbable however little they move.
+        """
+
+        least_shrinkage: float = 0.0
+
+        def __post_init__(self) -> None:
+            if not 0 <= self.least_shrinkage <= 1:
+                raise ConfigError(f"least_shrinkage={self.least_shrinkage}: choose one from 0 to 1")
 
         def build(self, num_features: int, num_classes: int) -> GaussianDensity:
             """An unfitted Gaussian on vectors of `num_features`; classes make no difference."""
-            return GaussianDensity(num_features)
+            return GaussianDensity(num_features, self.least_shrinkage)
 
     halves: Tensor
 
-    def __init__(self, num_features: int) -> None:
-        super().__init__(num_features)
+    def __init__(self, num_features: int, least_shrinkage: float = 0.0) -> None:
+        super().__init__(num_features, least_shrinkage)
         halves = torch.full((num_features, 1), -0.5)
         self.register_buffer("halves", halves, persistent=False)
 
@@ -378,20 +397,3 @@ class ClassAwareDensity(WhitenedDensity):
 def log_height(whitener: Tensor) -> Tensor:
     """log|W| − ½ d log 2π, the log density of N(0, (WᵀW)⁻¹) at 0, for triangular W."""
     return whitener.diagonal().log().sum() - 0.5 * len(whitener) * math.log(2 * math.pi)
-
-
-def class_sums(z: Tensor, y: Tensor, num_classes: int) -> dict[str, Tensor]:
-    """Counts and sums of every class.
-
-    Args:
-        z: (batch, features).
-        y: the classes, (batch,).
-        num_classes: how many there are.
-    """
-    legal = (y >= 0) & (y < num_classes)
-    if not legal.all():
-        raise UserError(
-            f"label {int(y[~legal][0])}: the density knows classes 0 to {num_classes - 1}"
-        )
-    member = F.one_hot(y, num_classes).to(z)
-    return {"count": member.sum(0), "sum": member.T @ z}

@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from density_softmax.errors import UserError
-from density_softmax.nn.densities.base import DensityConfig, mean_and_variance
+from density_softmax.nn.densities.base import DensityConfig, class_sums, mean_and_variance
 from density_softmax.nn.densities.gaussian import (
     ClosedFormDensity,
     channel_squares,
-    class_sums,
     log_height,
 )
 from density_softmax.training import Values

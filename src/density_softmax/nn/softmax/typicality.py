@@ -58,6 +58,7 @@ class Typicality(nn.Module):
     Args:
         densities: by name, each with the columns of the features that it reads.
         energy: whether the energy is an expert.
+        classes_scale: whether class-aware densities count in `log_prob`.
 
     Attributes:
         names: of the experts, such as `layers`, `last`, `classes/nearest` and `energy`.
@@ -69,7 +70,10 @@ class Typicality(nn.Module):
     width: Tensor
 
     def __init__(
-        self, densities: Mapping[str, tuple[Density, slice]], energy: bool = False
+        self,
+        densities: Mapping[str, tuple[Density, slice]],
+        energy: bool = False,
+        classes_scale: bool = True,
     ) -> None:
         super().__init__()
         self.densities = nn.ModuleDict({name: density for name, (density, _) in densities.items()})
@@ -82,7 +86,8 @@ class Typicality(nn.Module):
             own = density.expert_names
             names += [f"{name}/{part}" if part else name for part in own]
             aware += [density.class_aware] * len(own)
-            summed += [True] + [False] * (len(own) - 1)
+            first = classes_scale or not density.class_aware
+            summed += [first] + [False] * (len(own) - 1)
         self.names = (*names, *["energy"] * energy)
         self.num_experts = len(self.names)
         self._quadratic = all(isinstance(density, WhitenedDensity) for density in built)
