@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
+LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 
 
 @dataclass
