@@ -72,7 +72,8 @@ def serve(
     if workers == 1:
         run(models, settings, listening)
         return
-    with _shared(settings) as shared:
+    threads = settings.threads or max(1, (os.cpu_count() or 1) // workers)
+    with _shared(replace(settings, threads=threads)) as shared:
         Supervisor(models, shared, listening, workers).run()
 
 
