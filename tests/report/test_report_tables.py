@@ -208,7 +208,7 @@ def test_a_remark_says_what_means_over_shifts_leave_out() -> None:
 
 def test_runs_without_a_shift_in_common_have_no_means_to_compare() -> None:
     found = shifted("deterministic", ("fog",), [0.1]) + shifted("sngp", ("snow",), [0.1])
-    assert "of the 0 shifts" in table(found + rows("sngp", [0.1]), "results").remark
+    assert "cover the 0 shifts" in table(found + rows("sngp", [0.1]), "results").remark
     assert all(each.role != "shift" for each in build_tables(frame(found)))
 
 
