@@ -1,10 +1,12 @@
 """States of the processes: what is kept, and what several of them know together."""
 
+import io
+import json
 import math
 
 import numpy as np
 import pytest
-from handmade import samples
+from handmade import samples, write_model
 
 from density_softmax.decide.monitor import Monitor
 from density_softmax.serve.models import answered
@@ -81,6 +83,34 @@ def test_the_state_of_another_policy_is_left_alone(watcher, predictor, tmp_path)
     one.close()
     other = watcher(tmp_path / "m.0.json", false_alarms=0.2)
     assert other.view()["monitor"]["inputs"] == 0
+
+
+def test_the_log_of_another_policy_is_not_read(watcher, predictor, tmp_path):
+    one = watcher(tmp_path / "m.0.json")
+    feed(one, predictor, samples(predictor, 20)[0])  # killed before its state has an input
+    other = watcher(tmp_path / "m.0.json", false_alarms=0.2)
+    assert other.view()["monitor"]["inputs"] == 0
+
+
+def test_a_full_disk_stops_no_answer_and_loses_no_evidence(watcher, predictor, tmp_path):
+    target, x = watcher(tmp_path / "m.0.json"), samples(predictor, 20)[0]
+    target._log.close()
+    target._log = io.FileIO("/dev/full", "w")
+    feed(target, predictor, x)
+    feed(target, predictor, x)
+    target.save()
+    feed(target, predictor, x)  # there is room again
+    assert watcher(tmp_path / "m.0.json").view()["monitor"]["inputs"] == 60
+
+
+def test_counts_without_a_policy_are_written_too(watcher, tmp_path):
+    predictor = Predictor(write_model(tmp_path / "m.onnx", policy=False), threads=1)
+    target, x = watcher(tmp_path / "m.0.json", of=predictor), samples(predictor, 20)[0]
+    for _ in range(2):
+        feed(target, predictor, x)
+        target.save()
+    kept = Timeline.from_dict(json.loads((tmp_path / "m.0.json").read_text())["timeline"])
+    assert sum(each.counts[""] for each in kept.intervals.values()) == 40
 
 
 def test_a_timeline_stays_short_and_counts_everything():

@@ -93,8 +93,7 @@ class Watcher:
         scores = np.stack([columns["epistemic"], columns["probs"].max(axis=1)]).astype(np.float64)
         actions = columns.get("action", np.full(len(x), ""))
         with self._lock:
-            if self._log is not None:
-                self._log.write(scores.T.tobytes())
+            self._note(scores.T.tobytes())
             self._pending.append(scores)
             now = time()
             self._timeline.at(now).add(Counter(actions.tolist()))
@@ -104,6 +103,16 @@ class Watcher:
                 label = self._card.class_names[int(columns["probs"][row].argmax())]
                 p_value = float(columns["p_value"][row])
                 self._unknown.append(Unknown(now, np.array(x[row]), label, p_value))
+
+    def _note(self, data: bytes) -> None:
+        """Add to the log; one that cannot be written is given up until the next state."""
+        if self._log is None:
+            return
+        with suppress(OSError):
+            if self._log.write(data) == len(data):
+                return
+        self._log.close()
+        self._log = None
 
     def settle(self) -> None:
         """Let the monitor read the scores that were noted."""
@@ -193,10 +202,7 @@ class Watcher:
         """Go on with a state of before, if it is of this policy, and with the log after it."""
         with suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or of another policy
             self._read(json.loads(state.read_text(encoding="utf-8")))
-        if self.monitor is not None and (log := self._log_file(self.monitor.inputs)).is_file():
-            data = log.read_bytes()
-            rows = np.frombuffer(data[: len(data) // 16 * 16]).reshape(-1, 2)
-            self._pending += [rows.T] * bool(len(rows))
+            self._read_log()
         state.parent.mkdir(parents=True, exist_ok=True)
         self.save()
 
@@ -208,6 +214,12 @@ class Watcher:
             self.monitor = found
         self._timeline, self._alarmed = Timeline.from_dict(values["timeline"]), values["alarmed"]
         self._shown = list(values["unknown"])
+
+    def _read_log(self) -> None:
+        if self.monitor is not None and (log := self._log_file(self.monitor.inputs)).is_file():
+            data = log.read_bytes()
+            rows = np.frombuffer(data[: len(data) // 16 * 16]).reshape(-1, 2)
+            self._pending += [rows.T] * bool(len(rows))
 
     def _log_file(self, inputs: int) -> Path:
         """The log after the state with so many inputs: that of another state is never read."""
