@@ -252,12 +252,16 @@ class Service:
 
     async def _in_time(self, work: Awaitable[T], began: float, status: int) -> T:
         """What is not done in time is given up."""
+        from starlette.requests import ClientDisconnect
+
         left = began + self.settings.seconds - perf_counter()
         try:
             return await asyncio.wait_for(work, max(left, 0.001))
         except asyncio.TimeoutError:
             reason = f"not done within {self.settings.seconds:g} s; try again later, with less"
             raise RequestError(status, reason) from None
+        except ClientDisconnect:
+            raise RequestError(400, "the connection ended within the request") from None
 
 
 def network_input(model: Model, call: Infer, settings: Settings) -> NDArray[Any]:
