@@ -51,6 +51,17 @@ def test_a_kill_loses_no_input_that_was_answered(watcher, predictor, tmp_path):
     assert again.view()["monitor"]["inputs"] == 57
 
 
+def test_experts_are_watched_too_and_survive_a_kill(watcher, predictor, tmp_path):
+    x = samples(predictor, 100)[0]
+    x[:, 1] *= 3
+    feed(watcher(tmp_path / "m.0.json"), predictor, x)
+    found = watcher(tmp_path / "m.0.json").monitor
+    expected = Monitor(predictor.policy)
+    expected.update(predictor.predict(x))
+    assert found.to_dict() == expected.to_dict()
+    assert max(predictor.card.experts, key=found.moved.get) == "f1"
+
+
 def test_replicas_are_merged_as_monitors_are(watcher, predictor, tmp_path):
     x = samples(predictor, 60)[0]
     pair = [watcher(tmp_path / f"m.{n}.json", n) for n in (0, 1)]

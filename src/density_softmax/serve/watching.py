@@ -74,6 +74,8 @@ class Watcher:
     ) -> None:
         self._card, self._state, self._lock = card, state, threading.RLock()
         self.monitor = None if policy is None else Monitor(policy, false_alarms, seed=replica)
+        watched = {} if self.monitor is None else self.monitor.watches
+        self._experts = {name: n for n, name in enumerate(card.experts) if name in watched}
         self._timeline, self._pending = Timeline(), list[NDArray[np.float64]]()
         self._recent, self._unknown = recent, deque[Unknown](maxlen=recent)
         self._shown: list[dict[str, Any]] = []
@@ -88,9 +90,12 @@ class Watcher:
 
         Args:
             x: the inputs, (rows, *input shape).
-            columns: probs, epistemic and, with a policy, action and p_value, (rows, ...) each.
+            columns: probs, epistemic and, with a policy, action and p_value, (rows, ...) each;
+                contributions, if the model has experts.
         """
-        scores = np.stack([columns["epistemic"], columns["probs"].max(axis=1)]).astype(np.float64)
+        experts = [columns["contributions"][:, number] for number in self._experts.values()]
+        both = [columns["epistemic"], columns["probs"].max(axis=1)]
+        scores = np.stack([*both, *experts]).astype(np.float64)
         actions = columns.get("action", np.full(len(x), ""))
         with self._lock:
             self._note(scores.T.tobytes())
@@ -120,7 +125,9 @@ class Watcher:
             pending, self._pending = self._pending, []
             if self.monitor is None or not pending:
                 return
-            self.monitor.update_scores(*np.concatenate(pending, axis=1))
+            epistemic, confidence, *parts = np.concatenate(pending, axis=1)
+            experts = dict(zip(self._experts, parts, strict=True))
+            self.monitor.update_scores(epistemic, confidence, experts)
             interval = self._timeline.at(time())
             interval.evidence = self.monitor.evidence
             interval.accuracy = self.monitor.accuracy.value
@@ -217,8 +224,8 @@ class Watcher:
 
     def _read_log(self) -> None:
         if self.monitor is not None and (log := self._log_file(self.monitor.inputs)).is_file():
-            data = log.read_bytes()
-            rows = np.frombuffer(data[: len(data) // 16 * 16]).reshape(-1, 2)
+            data, width = log.read_bytes(), 2 + len(self._experts)
+            rows = np.frombuffer(data[: len(data) // 8 // width * 8 * width]).reshape(-1, width)
             self._pending += [rows.T] * bool(len(rows))
 
     def _log_file(self, inputs: int) -> Path:
