@@ -57,7 +57,7 @@ def read_rows(
         config: the batch size.
         bars: where progress is drawn.
         name: what the progress bar is called.
-        directory: where rows are noted, so that a killed pass continues.
+        directory: of this process, where rows are noted, so that a killed pass continues.
 
     Returns:
         `z` and `y`; `label`, the network's answer; `digest`, `level` and `size` of the input: 64
@@ -77,10 +77,9 @@ def read_rows(
         found = {"z": z, "y": batch.y, "label": logits(z).argmax(-1)}
         return found | {"digest": digests(x).to(x.device), "level": level, "size": size}
 
-    where = directory and directory / f"process{fabric.global_rank}"
-    kept = unfinished_pass(where, config.checkpoint_seconds, fabric, method, source, size)
+    kept = unfinished_pass(directory, config, fabric, method, source, size)
     memory = config.feature_memory * 2**20
-    options: dict[str, Any] = {"tick": bar.advance, "directory": where, "memory": memory}
+    options: dict[str, Any] = {"tick": bar.advance, "directory": directory, "memory": memory}
     return collect(fabric, source, rows, size, unfinished=kept, **options)
 
 
@@ -288,6 +287,8 @@ def cross_validate(method: Method, z: Tensor, y: Tensor, seed: int, batch_size: 
 @torch.no_grad()
 def recalibrate(method: Method, z: Tensor, y: Tensor, batch_size: int) -> None:
     """Fit what was fitted to held-out data to other samples, from their features.
+
+    Covariances are shrunk no less than before, and those of class-aware densities as before.
 
     Args:
         method: a fitted one, which is changed.
