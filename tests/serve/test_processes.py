@@ -1,5 +1,6 @@
 """The service as it is run: several processes, kills, stops, overload. None can import torch."""
 
+import io
 import json
 import os
 import shlex
@@ -153,6 +154,15 @@ def test_the_client_asks_for_rows_images_and_the_monitor(running, image_file, ta
         client.predict([[1.0]])
     with pytest.raises(UserError, match="is it running"):
         ds.Client("http://127.0.0.1:9").predict([[1.0]])
+
+
+def test_the_client_understands_the_errors_of_a_proxy(monkeypatch):
+    def answer(*_, **__):
+        raise HTTPError("http://x", 502, "Bad Gateway", None, io.BytesIO(b"<html>"))
+
+    monkeypatch.setattr("density_softmax.serve.client.urlopen", answer)
+    with pytest.raises(UserError, match="502, Bad Gateway"):
+        ds.Client("http://x").monitor()
 
 
 @NEEDS_CURL

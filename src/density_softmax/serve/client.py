@@ -60,7 +60,15 @@ class Client:
             with urlopen(request, timeout=self._timeout) as answer:
                 return json.load(answer)
         except HTTPError as error:
-            reason = json.load(error).get("error", error.reason)
-            raise UserError(f"{self._url}{path}: {error.code}, {reason}") from None
-        except URLError as error:
-            raise UserError(f"{self._url}: no answer ({error.reason}); is it running?") from None
+            raise UserError(f"{self._url}{path}: {error.code}, {_reason(error)}") from None
+        except (URLError, TimeoutError) as error:
+            reason = getattr(error, "reason", error)
+            raise UserError(f"{self._url}: no answer ({reason}); is it running?") from None
+
+
+def _reason(error: HTTPError) -> str:
+    """What the service said; what stands before it, such as a proxy, sends no JSON."""
+    try:
+        return str(json.load(error)["error"])
+    except (ValueError, KeyError, TypeError):
+        return str(error.reason)
