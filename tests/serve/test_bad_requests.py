@@ -352,3 +352,15 @@ def test_an_upload_that_is_broken_off_is_no_error_of_our_own(asked):
             break
     assert 'endpoint="predict",status="400"' in numbers
     assert 'status="500"' not in numbers
+
+
+def test_a_second_request_that_never_ends_does_not_keep_its_connection(asked):
+    url, _, _ = asked
+    head = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
+    address = urlsplit(url).hostname, urlsplit(url).port
+    with socket.create_connection(address, timeout=20) as connection:
+        connection.sendall(head + b"\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        connection.sendall(head)
+        while connection.recv(4096):
+            pass

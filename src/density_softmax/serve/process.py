@@ -86,20 +86,8 @@ def run(models: Sequence[str | Path], settings: Settings, listening: socket.sock
         listening: of `bind`.
     """
     import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from density_softmax.serve.app import create_app
-
-    class Protocol(H11Protocol):
-        """Closes connections on which no request comes; h11 bounds the headers of one."""
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self.loop.call_later(settings.seconds, self._give_up)
-
-        def _give_up(self) -> None:
-            if not self.cycle:  # None until the first request
-                self.transport.close()
 
     class Server(uvicorn.Server):
         """Answers requests on connections that it has accepted before it was told to stop."""
@@ -112,7 +100,7 @@ def run(models: Sequence[str | Path], settings: Settings, listening: socket.sock
 
     config = uvicorn.Config(
         create_app(models, settings),
-        http=Protocol,
+        http=_protocol(settings.seconds),
         ws="none",
         log_level="warning",
         access_log=False,
@@ -123,6 +111,37 @@ def run(models: Sequence[str | Path], settings: Settings, listening: socket.sock
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, _stopped)  # which uvicorn raises again when it has stopped
     Server(config).run(sockets=[listening])
+
+
+def _protocol(seconds: float) -> type[Any]:
+    """HTTP on a connection, on which a request comes within some seconds."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Protocol(H11Protocol):
+        """Closes connections on which no request comes; h11 bounds the headers of one."""
+
+        timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._expect_another(None)
+
+        def on_response_complete(self) -> None:
+            answered = self.cycle
+            super().on_response_complete()
+            self._expect_another(answered)
+
+        def _expect_another(self, last: object) -> None:
+            """Wait for the request after the last, which is None before the first."""
+            if self.timer is not None:
+                self.timer.cancel()
+            self.timer = self.loop.call_later(seconds, self._give_up, last)
+
+        def _give_up(self, last: object) -> None:
+            if self.cycle is last:
+                self.transport.close()
+
+    return Protocol
 
 
 def _stopped(*_: Any) -> None:
