@@ -116,6 +116,17 @@ def judge(rows: Mapping[str, Values], num_classes: int, *, answers: bool = True)
     return [warning for warning in found if warning]
 
 
+def judge_labels(y: Tensor, num_classes: int) -> list[str]:
+    """What is weak about the labels of calibration data alone; too few and one class are refused.
+
+    Args:
+        y: labels, (samples,).
+        num_classes: how many classes the network has.
+    """
+    found = [_judge_number(y), _judge_classes("calibration", y, num_classes)]
+    return [warning for warning in found if warning]
+
+
 def _judge_number(heldout: Tensor) -> str:
     if (number := len(heldout)) < LEAST:
         raise UserError(
