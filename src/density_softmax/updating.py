@@ -11,7 +11,13 @@ import torch
 
 from density_softmax.data.sources import ArraySource
 from density_softmax.engine import EngineConfig, start
-from density_softmax.engine.calibration import batches_of, judge_labels, refit, scores
+from density_softmax.engine.calibration import (
+    batches_of,
+    heldout_stages,
+    judge_labels,
+    refit,
+    scores,
+)
 from density_softmax.engine.fit import inspected
 from density_softmax.engine.passes import (
     chosen_batch_size,
@@ -149,9 +155,8 @@ def _calibrate_again(
     """Repeat the estimates on held-out data, and what `attach` measures there."""
     size, encoder = rows_at_once(engine), model.encoder
     heldout = ArraySource(rows["z"], rows["y"])
-    for stage in model.stages():
-        if stage.split == "heldout":
-            refit(stage, batches_of(model, heldout.x, heldout.y, size))
+    for stage in heldout_stages(model):
+        refit(stage, batches_of(model, heldout.x, heldout.y, size))
     if (before := model.calibration) is None or not isinstance(encoder, Headless):
         return
     device = next(model.parameters()).device
