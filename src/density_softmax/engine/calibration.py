@@ -276,7 +276,7 @@ def cross_validate(method: Method, z: Tensor, y: Tensor, seed: int, batch_size: 
     """Probabilities of calibration samples, none of which was fitted to, (samples, classes).
 
     The stages that read the held-out data are repeated without a fold, which is then predicted.
-    Only covariances are shrunk no less than all samples ask for: one number, in which a fold counts.
+    Only covariances are shrunk no less than all samples ask for, the fold included.
 
     Args:
         method: a fitted one; it stays as it is.
