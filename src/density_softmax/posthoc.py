@@ -293,12 +293,12 @@ def fit_calibrated(
     fabric = start(engine)
     shown = progress and fabric.is_global_zero
     fabric.to_device(method)
+    # No other process, and nobody else, has files there.
+    own = directory and directory / f"process{fabric.global_rank}"
     with Bars(shown) as bars:
         read = partial(read_rows, fabric, method, logits=encoder.logits, config=engine, bars=bars)
         rows = {
-            split: read(
-                source=s, name=f"features {split}", directory=directory and directory / split
-            )
+            split: read(source=s, name=f"features {split}", directory=own and own / split)
             for split, s in sources.items()
         }
     weaknesses = judge(rows, method.num_classes)
@@ -322,9 +322,8 @@ def fit_calibrated(
         digests=smallest_digests(rows["heldout"]["digest"]),
         **measured(method, heldout, splits[1], seed, rows_at_once(engine)),
     )
-    if directory is not None:
-        for split in sources:
-            remove_files(directory / split)
+    if own is not None:
+        remove_files(own)
     if shown:
         found = "\n".join([method.calibration.read(), f"  {method.calibration.change()}"])
         print(f"attached to {found}")

@@ -117,6 +117,12 @@ def test_sets_for_answered_inputs_cover_those():
     assert 0.98 - error <= np.mean(covered) <= 0.98 + 1 / 250 + error
 
 
+def test_sets_for_answered_inputs_are_bound_to_their_rate_of_false_alarms():
+    found = ds.Policy.fit(None, sample(500, 0), coverage=0.9, sets_for="answered")
+    with pytest.raises(UserError, match="not unknown at 0"):
+        found.at(0.1)
+
+
 def test_sets_of_a_confident_model_are_small_by_default():
     world, y = gaussians(2000, np.random.default_rng(13), sharpness=20.0)
     sizes = {}

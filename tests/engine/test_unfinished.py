@@ -80,3 +80,14 @@ def test_a_damaged_file_is_computed_again(tmp_path) -> None:
     network.count, network.limit = 0, 10**9
     attached(network, tmp_path)
     assert network.count == 300 - 40
+
+
+@pytest.mark.filterwarnings("ignore::density_softmax.errors.CalibrationWarning")
+def test_files_of_others_stay(tmp_path) -> None:
+    """A folder of data has sets of the same names, each with a folder for a class."""
+    files = [tmp_path / "train" / "cat" / name for name in ("0.npy", "1.safetensors")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"data")
+    attached(Mortal(), tmp_path)
+    assert [file for file in sorted(tmp_path.rglob("*")) if file.is_file()] == files

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import density_softmax as ds
 from density_softmax.methods.density_softmax import DensitySoftmax
+from density_softmax.methods.mc_dropout import MCDropout
 from density_softmax.nn.densities import (
     ClassAwareDensity,
     FlowDensity,
@@ -104,3 +105,11 @@ def test_parts_and_columns_add_up_to_the_epistemic_uncertainty(method):
     if method == "density_softmax":
         assert found.columns[0].argmax() == 2
         assert tuple(found.experts) == model.experts
+
+
+def test_parts_add_up_for_a_method_that_draws_samples():
+    network = nn.Sequential(nn.Linear(2, 64), nn.Dropout(0.5))
+    method = MCDropout.Config(num_samples=3).build(network, CLASSES, torch.zeros(1, 2))
+    method.mark_fitted()
+    found = method.explain(torch.randn(600, 2))
+    assert (found.parts.sum(1) == found.epistemic).all()

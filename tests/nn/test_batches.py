@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from density_softmax.errors import UserError
 from density_softmax.methods.deterministic import Deterministic
 from density_softmax.nn.batches import widest_layer
 from density_softmax.serve import batches
@@ -88,3 +89,11 @@ def test_predict_computes_large_batches_in_parts_and_gives_the_same(cache) -> No
     model.predict(x, batch_size=5)
     model.predict(x[:8])
     assert encoder.seen == [5, 5, 5, 5, 8]
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_size_below_1_is_refused(size: int) -> None:
+    method = Deterministic(nn.Linear(4, 3), 3, example=torch.zeros(1, 4))
+    method.mark_fitted()
+    with pytest.raises(UserError, match=f"batch_size={size}: choose 1 or more"):
+        method.predict(torch.zeros(2, 4), batch_size=size)

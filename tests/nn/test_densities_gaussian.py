@@ -362,3 +362,21 @@ def test_class_aware_experts_ignore_classes_without_samples() -> None:
     run(with_gap, Z, y=torch.tensor([0, 2, 4])[Y])
     run(without, Z, y=Y)
     torch.testing.assert_close(with_gap.experts(Z), without.experts(Z), rtol=1e-3, atol=1e-3)
+
+
+def test_a_class_aware_density_that_is_shrunk_stays_what_it_is() -> None:
+    """Its rows are turned, and the shrinkage of other held-out samples would be along others."""
+    generator = torch.Generator().manual_seed(0)
+    y, shape = torch.arange(60) % 6, torch.randn(32, 32, generator=generator)
+    z, fresh = torch.randn(2, 60, 32, generator=generator) @ shape
+    density = ClassAwareDensity(32, 6)
+    first, second = density.stages()
+    estimate(first, batches(z, 64, y))
+    estimate(second, batches(fresh, 64, y))
+    expected, chosen = density.experts(z), density.shrinkage.clone()
+    estimate(second, batches(3 * fresh[:20].flip(0), 64, y[:20]))
+    torch.testing.assert_close(density.experts(z), expected, rtol=0, atol=0)
+    estimate(first, batches(z, 64, y))
+    estimate(second, batches(fresh, 64, y))
+    assert density.shrinkage == chosen
+    torch.testing.assert_close(density.experts(z), expected)

@@ -1,5 +1,6 @@
 """The endpoints: answers are those of the Predictor and its policy, bit for bit."""
 
+import asyncio
 import csv
 import io
 import json
@@ -15,6 +16,7 @@ from services import client_of
 import density_softmax as ds
 from density_softmax.errors import UserError
 from density_softmax.serve.app import create_app
+from density_softmax.serve.models import Shelf
 from density_softmax.serve.predictor import Predictor
 from density_softmax.serve.settings import Settings, read_token
 
@@ -284,6 +286,26 @@ def test_a_changed_file_is_served_and_a_broken_one_is_not(tmp_path):
         wait_for(lambda: client.get("/v2/models/model").json()["versions"] != [first["version"]])
         second = client.post("/predict", json=ask).json()
     assert second["predictions"][0]["confidence"] < first["predictions"][0]["confidence"]
+
+
+def test_a_request_is_answered_by_the_version_that_it_came_for(tmp_path):
+    file = write_model(tmp_path / "model.onnx")
+
+    async def reload():
+        shelf = Shelf([file], Settings(threads=1, reload=0.01))
+        shelf.start()
+        tending, x = asyncio.create_task(shelf.tend()), samples(shelf.first.predictor, 3)[0]
+        with shelf.first.used() as older:  # a request whose body has not come yet
+            changed(file, lambda path: write_model(path, sharpness=1))
+            while shelf.first is older:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            found = await asyncio.wait_for(older.answer(x), 5)
+        tending.cancel()
+        await shelf.close()
+        return found.columns["probs"], older.predictor.predict(x).probs
+
+    np.testing.assert_array_equal(*asyncio.run(reload()))
 
 
 def wait_for(condition, seconds=20):

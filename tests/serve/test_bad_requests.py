@@ -71,6 +71,7 @@ KINDS = {
     "infinite": (FLOWERS, {"content": b"[[1, Infinity, 3]]", "headers": JSON}, 422, "finite"),
     "NaN": (FLOWERS, {"content": b"[[1, NaN, 3]]", "headers": JSON}, 422, "finite"),
     "overflowing": (FLOWERS, {"content": b"[[1, 1e999, 3]]", "headers": JSON}, 422, "finite"),
+    "a number beyond float32": (FLOWERS, {"json": [[1, 1e300, 3]]}, 422, "finite"),
     "a huge integer": (FLOWERS, {"json": [[1, 10**400, 3]]}, 422, "input"),
     "a missing field": (FLOWERS, {"json": [{"length": 1, "width": 2}]}, 422, "height size"),
     "a text in a field": (FLOWERS, {"json": [dict.fromkeys(COLUMNS, "x")]}, 422, "finite"),
@@ -211,6 +212,13 @@ KINDS = {
     "infer a negative shape": (INFER, {"json": tensor(shape=[-1, 3])}, 400, "sizes"),
     "infer a shape of texts": (INFER, {"json": tensor(shape=["1", 3])}, 400, "sizes"),
     "infer a huge shape": (INFER, {"json": tensor(shape=[10**9, 10**9])}, 400, "values"),
+    "infer a shape beyond memory": (
+        INFER,
+        {"json": tensor(shape=[0, 10**30], data=[])},
+        400,
+        "sizes",
+    ),
+    "infer too many dimensions": (INFER, {"json": tensor(shape=[1] * 99, data=[1])}, 400, "sizes"),
     "infer too few values": (INFER, {"json": tensor(data=[1, 2])}, 400, "2 values"),
     "infer no values": (INFER, {"json": tensor(shape=[0, 3], data=[])}, 400, "1 to 50 rows"),
     "infer a single number": (INFER, {"json": tensor(shape=[], data=[1])}, 400, "1 to 50 rows"),
@@ -232,6 +240,7 @@ KINDS = {
     ),
     "infer outputs without names": (INFER, {"json": {**tensor(), "outputs": [{}]}}, 400, "request"),
     "infer a header beyond the body": (INFER, binary(tensor(), b"", 10**6), 400, "bytes"),
+    "infer a header of many digits": (INFER, binary(tensor(), b"", "9" * 5000), 400, "bytes"),
     "infer a negative header": (INFER, binary(tensor(), b"", -1), 400, "bytes"),
     "infer more bytes than there are": (
         INFER,
@@ -330,3 +339,16 @@ def test_what_is_hardly_http_is_refused_and_harms_nobody(asked, kind):
     if answer and kind not in ("a websocket", "an unknown version"):  # which are ignored
         assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
     assert not any(leak.encode() in answer for leak in LEAKS)
+
+
+def test_an_upload_that_is_broken_off_is_no_error_of_our_own(asked):
+    url, _, _ = asked
+    with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port)) as connection:
+        connection.sendall(LINE + b"Content-Type: text/csv\r\nContent-Length: 50\r\n\r\nlen")
+    for _ in range(100):
+        with urlopen(f"{url}/metrics", timeout=30) as answer:
+            numbers = answer.read().decode()
+        if 'endpoint="predict",status="400"' in numbers:
+            break
+    assert 'endpoint="predict",status="400"' in numbers
+    assert 'status="500"' not in numbers

@@ -141,6 +141,21 @@ def test_what_nobody_waits_for_any_more_leaves_the_queue():
     assert machine.batches == [[0]]
 
 
+def test_what_is_given_up_behind_others_leaves_the_queue():
+    machine = Machine(open=False)
+
+    async def work(batcher):
+        first = await busy(batcher, machine)
+        second = asyncio.create_task(batcher.submit(rows(1, 2)))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(batcher.submit(rows(3, 4)), 0.01)
+        machine.gate.set()
+        await asyncio.gather(first, second)
+
+    run(work, machine)
+    assert machine.batches == [[0], [1, 2]]
+
+
 def test_closing_answers_what_waits():
     machine = Machine(open=False)
 

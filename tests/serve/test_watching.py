@@ -1,10 +1,12 @@
 """States of the processes: what is kept, and what several of them know together."""
 
+import io
+import json
 import math
 
 import numpy as np
 import pytest
-from handmade import samples
+from handmade import samples, write_model
 
 from density_softmax.decide.monitor import Monitor
 from density_softmax.serve.models import answered
@@ -49,6 +51,17 @@ def test_a_kill_loses_no_input_that_was_answered(watcher, predictor, tmp_path):
     assert again.view()["monitor"]["inputs"] == 57
 
 
+def test_experts_are_watched_too_and_survive_a_kill(watcher, predictor, tmp_path):
+    x = samples(predictor, 100)[0]
+    x[:, 1] *= 3
+    feed(watcher(tmp_path / "m.0.json"), predictor, x)
+    found = watcher(tmp_path / "m.0.json").monitor
+    expected = Monitor(predictor.policy)
+    expected.update(predictor.predict(x))
+    assert found.to_dict() == expected.to_dict()
+    assert max(predictor.card.experts, key=found.moved.get) == "f1"
+
+
 def test_replicas_are_merged_as_monitors_are(watcher, predictor, tmp_path):
     x = samples(predictor, 60)[0]
     pair = [watcher(tmp_path / f"m.{n}.json", n) for n in (0, 1)]
@@ -81,6 +94,34 @@ def test_the_state_of_another_policy_is_left_alone(watcher, predictor, tmp_path)
     one.close()
     other = watcher(tmp_path / "m.0.json", false_alarms=0.2)
     assert other.view()["monitor"]["inputs"] == 0
+
+
+def test_the_log_of_another_policy_is_not_read(watcher, predictor, tmp_path):
+    one = watcher(tmp_path / "m.0.json")
+    feed(one, predictor, samples(predictor, 20)[0])  # killed before its state has an input
+    other = watcher(tmp_path / "m.0.json", false_alarms=0.2)
+    assert other.view()["monitor"]["inputs"] == 0
+
+
+def test_a_full_disk_stops_no_answer_and_loses_no_evidence(watcher, predictor, tmp_path):
+    target, x = watcher(tmp_path / "m.0.json"), samples(predictor, 20)[0]
+    target._log.close()
+    target._log = io.FileIO("/dev/full", "w")
+    feed(target, predictor, x)
+    feed(target, predictor, x)
+    target.save()
+    feed(target, predictor, x)  # there is room again
+    assert watcher(tmp_path / "m.0.json").view()["monitor"]["inputs"] == 60
+
+
+def test_counts_without_a_policy_are_written_too(watcher, tmp_path):
+    predictor = Predictor(write_model(tmp_path / "m.onnx", policy=False), threads=1)
+    target, x = watcher(tmp_path / "m.0.json", of=predictor), samples(predictor, 20)[0]
+    for _ in range(2):
+        feed(target, predictor, x)
+        target.save()
+    kept = Timeline.from_dict(json.loads((tmp_path / "m.0.json").read_text())["timeline"])
+    assert sum(each.counts[""] for each in kept.intervals.values()) == 40
 
 
 def test_a_timeline_stays_short_and_counts_everything():

@@ -20,7 +20,8 @@ import density_softmax as ds
 from density_softmax.cli.service import serve
 from density_softmax.errors import UserError
 from density_softmax.serve.predictor import Predictor
-from density_softmax.serve.process import bind
+from density_softmax.serve.process import Supervisor, bind
+from density_softmax.serve.settings import Settings
 
 
 def ask(url, rows=((1.5, 2.0, 3.0),), timeout=30):
@@ -112,6 +113,30 @@ def test_a_port_that_is_taken_and_a_file_that_is_missing_are_said_in_a_line(tmp_
         bind("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(UserError, match="no such file"):
         serve([tmp_path / "no.onnx"])
+
+
+def test_settings_that_no_service_can_start_with_are_said_in_a_line(table_file, tmp_path):
+    with pytest.raises(UserError, match="false_alarms=2"):
+        serve([table_file], false_alarms=2)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file: no folder"):
+        serve([table_file], state=tmp_path / "file")
+
+
+def test_a_service_whose_worker_cannot_start_ends_with_an_error(monkeypatch):
+    class Dead:
+        pid, exitcode = 1, 3
+        is_alive = terminate = join = lambda *_: False
+
+    def start(self, replica):
+        self._workers[replica], self._began[replica] = Dead(), time.monotonic()
+
+    monkeypatch.setattr(Supervisor, "_start", start)
+    monkeypatch.setattr("density_softmax.serve.process.forget_process", lambda pid: None)
+    monkeypatch.setattr("density_softmax.serve.process.signal.signal", lambda *_: None)
+    Dead.sentinel = bind("127.0.0.1", 0)
+    with Dead.sentinel, pytest.raises(UserError, match="cannot start"):
+        Supervisor([], Settings(), bind("127.0.0.1", 0), 1).run()
 
 
 def test_the_client_asks_for_rows_images_and_the_monitor(running, image_file, table_file):

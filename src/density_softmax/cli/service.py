@@ -135,6 +135,7 @@ def _serve(
 
     assert isinstance(settings, Settings)
     names = list(Shelf(models, settings).models)  # what cannot be served is said before
+    _check_state(settings.state)
     listening = bind(host, port)
     found = listening.getsockname()
     shown = f"[{found[0]}]" if ":" in found[0] else found[0]
@@ -147,6 +148,17 @@ def _serve(
         return
     print(f"serving {', '.join(names)} at http://{shown}:{found[1]}", flush=True)
     serve(models, settings, listening, workers)
+
+
+def _check_state(state: str | None) -> None:
+    """Make the folder of states; an error if that fails."""
+    from density_softmax.errors import UserError
+
+    try:
+        if state is not None:
+            Path(state).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--state {state}: no folder can be there ({error.strerror})") from None
 
 
 def _warn_of_strangers(host: str, token: str | None) -> None:

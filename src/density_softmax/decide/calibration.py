@@ -235,6 +235,12 @@ class Settings:
         if self.sets_for not in ("all", "answered"):
             raise UserError(f"sets_for='{self.sets_for}': choose all or answered")
 
+    @property
+    def fixes_rate(self) -> bool:
+        """Whether it is about inputs that are not unknown, and void at another rate of them."""
+        sets = self.coverage is not None and self.sets_for == "answered"
+        return sets or self.max_error is not None
+
     def check_shift(self) -> None:
         """Refuse what would not hold for weighted samples."""
         if self.coverage is None:

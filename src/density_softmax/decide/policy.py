@@ -309,10 +309,10 @@ class Policy(Card):
         if false_alarms is None or false_alarms == own:
             return self
         self.typical.check_rate(false_alarms)
-        if self.settings.max_error is not None:
+        if self.settings.fixes_rate:
             raise UserError(
-                f"false_alarms={false_alarms:g}: this policy bounds errors among inputs that are "
-                f"not unknown at {own or 0:g}, and would not among others; fit it with another rate"
+                f"false_alarms={false_alarms:g}: the promises of this policy are for inputs that "
+                f"are not unknown at {own or 0:g}, not for others; fit it with another rate"
             )
         return replace(self, settings=replace(self.settings, false_alarms=false_alarms))
 

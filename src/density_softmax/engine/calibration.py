@@ -57,7 +57,7 @@ def read_rows(
         config: the batch size.
         bars: where progress is drawn.
         name: what the progress bar is called.
-        directory: where rows are noted, so that a killed pass continues.
+        directory: of this process, where rows are noted, so that a killed pass continues.
 
     Returns:
         `z` and `y`; `label`, the network's answer; `digest`, `level` and `size` of the input: 64
@@ -77,10 +77,9 @@ def read_rows(
         found = {"z": z, "y": batch.y, "label": logits(z).argmax(-1)}
         return found | {"digest": digests(x).to(x.device), "level": level, "size": size}
 
-    where = directory and directory / f"process{fabric.global_rank}"
-    kept = unfinished_pass(where, config.checkpoint_seconds, fabric, method, source, size)
+    kept = unfinished_pass(directory, config, fabric, method, source, size)
     memory = config.feature_memory * 2**20
-    options: dict[str, Any] = {"tick": bar.advance, "directory": where, "memory": memory}
+    options: dict[str, Any] = {"tick": bar.advance, "directory": directory, "memory": memory}
     return collect(fabric, source, rows, size, unfinished=kept, **options)
 
 
@@ -114,6 +113,17 @@ def judge(rows: Mapping[str, Values], num_classes: int, *, answers: bool = True)
         _judge_classes("training", train["y"], num_classes),
         _judge_answers(train, heldout) if answers else "",
     ]
+    return [warning for warning in found if warning]
+
+
+def judge_labels(y: Tensor, num_classes: int) -> list[str]:
+    """What is weak about the labels of calibration data alone; too few and one class are refused.
+
+    Args:
+        y: labels, (samples,).
+        num_classes: how many classes the network has.
+    """
+    found = [_judge_number(y), _judge_classes("calibration", y, num_classes)]
     return [warning for warning in found if warning]
 
 
@@ -266,6 +276,7 @@ def cross_validate(method: Method, z: Tensor, y: Tensor, seed: int, batch_size: 
     """Probabilities of calibration samples, none of which was fitted to, (samples, classes).
 
     The stages that read the held-out data are repeated without a fold, which is then predicted.
+    Only covariances are shrunk no less than all samples ask for, the fold included.
 
     Args:
         method: a fitted one; it stays as it is.
@@ -288,6 +299,8 @@ def cross_validate(method: Method, z: Tensor, y: Tensor, seed: int, batch_size: 
 @torch.no_grad()
 def recalibrate(method: Method, z: Tensor, y: Tensor, batch_size: int) -> None:
     """Fit what was fitted to held-out data to other samples, from their features.
+
+    Covariances are shrunk no less than before, and those of class-aware densities as before.
 
     Args:
         method: a fitted one, which is changed.

@@ -315,7 +315,6 @@ class FeatureCache:
         batch_size = chosen_batch_size(self.config, self.method, inputs, self.fabric.device)
         bar = bars.add(f"features {split}", num_batches(len(inputs), batch_size))
         directory = self.directory and self.directory / split
-        seconds = self.config.checkpoint_seconds
         rows = collect(
             self.fabric,
             inputs,
@@ -325,7 +324,7 @@ class FeatureCache:
             directory=directory,
             memory=self.config.feature_memory * 2**20,
             unfinished=unfinished_pass(
-                directory, seconds, self.fabric, self.method, inputs, batch_size
+                directory, self.config, self.fabric, self.method, inputs, batch_size
             ),
         )
         return ArraySource(rows["z"], rows["y"])

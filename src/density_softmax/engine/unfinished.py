@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from density_softmax.config import to_dict
+from density_softmax.engine.runtime import EngineConfig
 from density_softmax.files import StorageError, hash_content, load_tensors, save_tensors
 from density_softmax.methods.base import Method
 from density_softmax.training import Values
@@ -76,7 +77,7 @@ class UnfinishedPass:
 
 def unfinished_pass(
     directory: Path | None,
-    seconds: float,
+    config: EngineConfig,
     fabric: Fabric,
     method: Method,
     source: Source,
@@ -86,7 +87,7 @@ def unfinished_pass(
 
     Args:
         directory: of the set and the process; None keeps nothing.
-        seconds: how long the work of a file takes.
+        config: how long the work of a file takes, and the precision of the rows.
         fabric: the processes that share the pass.
         method: whose encoder runs; its weights are a part of what the rows depend on.
         source: the samples, of which the first are looked at.
@@ -99,14 +100,15 @@ def unfinished_pass(
     tensors |= {f"state.{name}": value for name, value in method.state_dict().items()}
     numbers = [len(source), batch_size, fabric.global_rank, fabric.world_size]
     metadata = {"numbers": json.dumps(numbers), "method": json.dumps(to_dict(method.config))}
-    return UnfinishedPass(directory, hash_content(tensors, metadata), seconds)
+    metadata["precision"] = config.precision
+    return UnfinishedPass(directory, hash_content(tensors, metadata), config.checkpoint_seconds)
 
 
 def remove_files(directory: Path) -> None:
     """Remove mapped features, and what unfinished passes have left.
 
     Args:
-        directory: in which there is a folder for each set or process.
+        directory: of one process, in which there is a folder for each set.
     """
     for kind in ("npy", "safetensors"):
         for file in directory.glob(f"*/*.{kind}"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,6 +74,18 @@ def joined(parts: Sequence[Prediction]) -> Prediction:
     fields = (torch.cat(each) for each in zip(*parts, strict=True))
     contributions = [part.contributions for part in parts if part.contributions is not None]
     return Prediction(*fields).made_of(torch.cat(contributions) if contributions else None)
+
+
+def divided(x: Tensor | Inputs, size: int) -> Iterator[Tensor | Inputs]:
+    """One part of a batch after another.
+
+    Args:
+        x: inputs, (batch, ...).
+        size: how many of them are in each part but the last.
+    """
+    if size < 1:
+        raise UserError(f"batch_size={size}: choose 1 or more, or None")
+    return (x[start : start + size] for start in range(0, len(x), size))
 
 
 def surely_finite(tensors: Iterable[Tensor]) -> bool:

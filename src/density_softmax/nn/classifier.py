@@ -276,7 +276,7 @@ class Classifier(nn.Module, ABC):
             size = SMALLEST if len(x) <= SMALLEST else self.batch_size_for(x)
         if len(x) <= size:
             return self.guarded(x)
-        return batching.joined([self.guarded(x[i : i + size]) for i in range(0, len(x), size)])
+        return batching.joined([self.guarded(part) for part in batching.divided(x, size)])
 
     def batch_size_for(self, x: Tensor | Inputs) -> int:
         """How many inputs like these to compute at a time; the first call runs the model once.
@@ -345,12 +345,13 @@ class Classifier(nn.Module, ABC):
                 calibration data, which `attach` kept. Without one columns are not told.
             occlusion: whether to make the maps of images.
         """
-        epistemic = self.predict(x).epistemic
         names = getattr(x, "columns", None) if columns is None else columns
         several = self.example_inputs is not None
         x = as_batch(x, next(self.parameters()), self.example_shape, self.example_dtype, several)
+        # The same draws in both passes, of a method that draws samples.
+        epistemic = self.predict(x, seed=0, batch_size=max(1, len(x))).epistemic
         finite = epistemic.isfinite()
-        with self._lock, evaluating(self):
+        with self._lock, evaluating(self), seeded(0, x.device):
             parts, whose = self.parts(batching.in_finite_rows(finite, x))
         parts = parts.where(finite[:, None], math.inf)
         found = Explanation(_array(epistemic), _array(parts), whose)

@@ -176,7 +176,11 @@ class Service:
 
     async def infer(self, request: Request) -> Response:
         """Tensors, by the Open Inference Protocol."""
-        began, model = perf_counter(), self._model(request)
+        with self._model(request).used() as model:
+            return await self._infer(model, request)
+
+    async def _infer(self, model: Model, request: Request) -> Response:
+        began = perf_counter()
         body = await self._in_time(request.body(), began, 408)
         header = request.headers.get(HEADER)
         call = await self._read(len(body), parse_infer, body, header)
@@ -190,14 +194,19 @@ class Service:
 
     async def predict(self, request: Request) -> Response:
         """What people have at hand: images, JSON rows, CSV."""
-        began, model = perf_counter(), self._model(request)
+        with self._model(request).used() as model:
+            return await self._predict(model, request)
+
+    async def _predict(self, model: Model, request: Request) -> Response:
+        began = perf_counter()
         uploads = await self._in_time(self._uploads(request), began, 408)
         small = len(uploads) == 1 and uploads[0].kind.startswith("application/json")
         size = len(uploads[0].content) if small else INLINE
         chunk = await self._read(size, read_inputs, uploads, model.card, self.settings)
         readable = np.isfinite(chunk.x).all(axis=tuple(range(1, chunk.x.ndim)))
         if not readable.any():
-            notes = [f"{n}: {t}" for n, t in zip(chunk.names, chunk.notes, strict=True)]
+            pairs = zip(chunk.names, chunk.notes, strict=True)
+            notes = [f"{name}: {note or 'not finite'}" for name, note in pairs]
             raise RequestError(422, f"no input can be read: {'; '.join(notes[:5])}")
         outcome = await self._answer(model, chunk.x[readable], began)
         wanted = len(model.card.class_names) if "all" in request.query_params else NUM_PROBS
@@ -243,12 +252,16 @@ class Service:
 
     async def _in_time(self, work: Awaitable[T], began: float, status: int) -> T:
         """What is not done in time is given up."""
+        from starlette.requests import ClientDisconnect
+
         left = began + self.settings.seconds - perf_counter()
         try:
             return await asyncio.wait_for(work, max(left, 0.001))
         except asyncio.TimeoutError:
             reason = f"not done within {self.settings.seconds:g} s; try again later, with less"
             raise RequestError(status, reason) from None
+        except ClientDisconnect:
+            raise RequestError(400, "the connection ended within the request") from None
 
 
 def network_input(model: Model, call: Infer, settings: Settings) -> NDArray[Any]:

@@ -33,7 +33,7 @@ class OverloadedError(Exception):
         self.seconds = seconds
 
 
-@dataclass
+@dataclass(eq=False)
 class _Item:
     x: NDArray[Any]
     done: asyncio.Future[Any]

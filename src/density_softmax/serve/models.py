@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -89,6 +90,8 @@ class Model:
             state = Path(settings.state) / f"{name}.{settings.replica}.json"
         self._settings, self._report, self._state = settings, report, state
         self._batcher: Batcher[Outcome] | None = None
+        self._users, self._unused = 0, asyncio.Event()
+        self._unused.set()
         self.watcher: Watcher
 
     @property
@@ -129,6 +132,18 @@ class Model:
             report=self._report,
         )
 
+    @contextmanager
+    def used(self) -> Iterator[Model]:
+        """This version, which serves for as long as a request needs it."""
+        self._users += 1
+        self._unused.clear()
+        try:
+            yield self
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._unused.set()
+
     async def answer(self, x: NDArray[Any]) -> Outcome:
         """What the model and its policy say about some rows.
 
@@ -140,7 +155,8 @@ class Model:
         return Outcome.join(await self._batcher.submit(checked))
 
     async def close(self) -> None:
-        """Answer what waits, then stop."""
+        """Answer the requests that came for this version, then stop."""
+        await self._unused.wait()
         if self._batcher is not None:
             await self._batcher.close()
 
@@ -233,11 +249,11 @@ class Shelf:
                 return
             self._stamps[name] = stamp
             newer = await asyncio.to_thread(self._opened, name, model.path)
+            newer.start(older=model)
         except (UserError, OSError) as error:
             print(f"density-softmax: {error}; serving the version before", file=sys.stderr)
             self._reloaded(name, False)
             return
-        newer.start(older=model)
         self.models[name] = newer
         self._reloaded(name, True)
         closing = asyncio.create_task(model.close())

@@ -173,7 +173,7 @@ class Supervisor:
     ) -> None:
         self._models, self._settings, self._listening = models, settings, listening
         self._context = multiprocessing.get_context("spawn")
-        self._stopping = False
+        self._stopping = self._failed = False
         self._workers: dict[int, SpawnProcess] = {}
         self._began: dict[int, float] = {}
         self._number = workers
@@ -194,6 +194,8 @@ class Supervisor:
             worker.terminate()  # SIGTERM: it answers what it has accepted
         for worker in self._workers.values():
             worker.join(GRACE)
+        if self._failed:
+            raise UserError("a worker cannot start; its reason is above")
 
     def _start(self, replica: int) -> None:
         settings = replace(self._settings, replica=replica)
@@ -206,7 +208,7 @@ class Supervisor:
     def _replace(self, replica: int, worker: SpawnProcess) -> None:
         forget_process(worker.pid or 0)
         if monotonic() - self._began[replica] < QUICK and (worker.exitcode or 0) > 0:
-            self._stopping = True  # it said why
+            self._stopping = self._failed = True  # it said why
             return
         print(
             f"density-softmax: worker {replica} ended ({worker.exitcode}); starting it again",

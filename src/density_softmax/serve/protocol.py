@@ -23,6 +23,7 @@ TYPES: dict[str, type[np.generic]] = {
     **{f"INT{bits}": getattr(np, f"int{bits}") for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": getattr(np, f"float{bits}") for bits in (16, 32, 64)},
 }
+MOST_DIMENSIONS = 32  # of a tensor
 NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
 
 
@@ -61,7 +62,8 @@ def parse_infer(body: bytes, header_length: str | None) -> Infer:
     """
     length = len(body)
     if header_length is not None:
-        if not (header_length.isascii() and header_length.isdigit()) or int(header_length) > length:
+        number = header_length.isascii() and header_length.isdigit() and len(header_length) < 20
+        if not number or int(header_length) > length:
             raise RequestError(400, f"{HEADER} '{header_length[:40]}': the body has {length} bytes")
         length = int(header_length)
     request = parse_json(body[:length])
@@ -102,7 +104,8 @@ def _tensor(name: str, datatype: Any, shape: Any, data: Any) -> NDArray[Any]:
         raise RequestError(
             400, f"input '{name}' of datatype {str(datatype)[:40]!r}: choose {', '.join(TYPES)}"
         )
-    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+    sizes = isinstance(shape, list) and len(shape) <= MOST_DIMENSIONS
+    if not sizes or not all(type(n) is int and 0 <= n < 2**31 for n in shape):
         raise RequestError(400, f"input '{name}' of shape {str(shape)[:80]}: send a list of sizes")
     kind = np.dtype(TYPES[datatype])
     values = _from_bytes(name, kind, data) if isinstance(data, memoryview) else None

@@ -51,6 +51,10 @@ class Settings:
     recent: int = 12
     reload: float = 1.0
 
+    def __post_init__(self) -> None:
+        if not 0 < self.false_alarms < 1:
+            raise UserError(f"false_alarms={self.false_alarms}: choose a share, such as 0.01")
+
 
 def read_token(file: Path | None, environment: Mapping[str, str] = os.environ) -> str | None:
     """The token that requests must carry; None if there is none.

@@ -111,7 +111,7 @@ def _policy(card: Card, false_alarms: float | None) -> Policy | None:
     if card.policy is None or false_alarms is not None:
         return card.policy and card.policy.at(false_alarms)
     settings = card.policy.settings
-    rateless = settings.false_alarms is None and settings.max_error is None
+    rateless = settings.false_alarms is None and not settings.fixes_rate
     enough = card.policy.typical.count >= smallest_sample(DEFAULT_RATE)
     return card.policy.at(DEFAULT_RATE) if rateless and enough else card.policy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 FINEST, MOST = 5, 180  # seconds of an interval, and intervals
@@ -70,7 +70,7 @@ class Timeline:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        points = [[start, vars(each)] for start, each in sorted(self.intervals.items())]
+        points = [[start, asdict(each)] for start, each in sorted(self.intervals.items())]
         return {"seconds": self.seconds, "intervals": points}
 
     @classmethod

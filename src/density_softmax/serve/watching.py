@@ -74,6 +74,8 @@ class Watcher:
     ) -> None:
         self._card, self._state, self._lock = card, state, threading.RLock()
         self.monitor = None if policy is None else Monitor(policy, false_alarms, seed=replica)
+        watched = {} if self.monitor is None else self.monitor.watches
+        self._experts = {name: n for n, name in enumerate(card.experts) if name in watched}
         self._timeline, self._pending = Timeline(), list[NDArray[np.float64]]()
         self._recent, self._unknown = recent, deque[Unknown](maxlen=recent)
         self._shown: list[dict[str, Any]] = []
@@ -88,13 +90,15 @@ class Watcher:
 
         Args:
             x: the inputs, (rows, *input shape).
-            columns: probs, epistemic and, with a policy, action and p_value, (rows, ...) each.
+            columns: probs, epistemic and, with a policy, action and p_value, (rows, ...) each;
+                contributions, if the model has experts.
         """
-        scores = np.stack([columns["epistemic"], columns["probs"].max(axis=1)]).astype(np.float64)
+        experts = [columns["contributions"][:, number] for number in self._experts.values()]
+        both = [columns["epistemic"], columns["probs"].max(axis=1)]
+        scores = np.stack([*both, *experts]).astype(np.float64)
         actions = columns.get("action", np.full(len(x), ""))
         with self._lock:
-            if self._log is not None:
-                self._log.write(scores.T.tobytes())
+            self._note(scores.T.tobytes())
             self._pending.append(scores)
             now = time()
             self._timeline.at(now).add(Counter(actions.tolist()))
@@ -105,13 +109,25 @@ class Watcher:
                 p_value = float(columns["p_value"][row])
                 self._unknown.append(Unknown(now, np.array(x[row]), label, p_value))
 
+    def _note(self, data: bytes) -> None:
+        """Add to the log; one that cannot be written is given up until the next state."""
+        if self._log is None:
+            return
+        with suppress(OSError):
+            if self._log.write(data) == len(data):
+                return
+        self._log.close()
+        self._log = None
+
     def settle(self) -> None:
         """Let the monitor read the scores that were noted."""
         with self._lock:
             pending, self._pending = self._pending, []
             if self.monitor is None or not pending:
                 return
-            self.monitor.update_scores(*np.concatenate(pending, axis=1))
+            epistemic, confidence, *parts = np.concatenate(pending, axis=1)
+            experts = dict(zip(self._experts, parts, strict=True))
+            self.monitor.update_scores(epistemic, confidence, experts)
             interval = self._timeline.at(time())
             interval.evidence = self.monitor.evidence
             interval.accuracy = self.monitor.accuracy.value
@@ -193,10 +209,7 @@ class Watcher:
         """Go on with a state of before, if it is of this policy, and with the log after it."""
         with suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or of another policy
             self._read(json.loads(state.read_text(encoding="utf-8")))
-        if self.monitor is not None and (log := self._log_file(self.monitor.inputs)).is_file():
-            data = log.read_bytes()
-            rows = np.frombuffer(data[: len(data) // 16 * 16]).reshape(-1, 2)
-            self._pending += [rows.T] * bool(len(rows))
+            self._read_log()
         state.parent.mkdir(parents=True, exist_ok=True)
         self.save()
 
@@ -208,6 +221,12 @@ class Watcher:
             self.monitor = found
         self._timeline, self._alarmed = Timeline.from_dict(values["timeline"]), values["alarmed"]
         self._shown = list(values["unknown"])
+
+    def _read_log(self) -> None:
+        if self.monitor is not None and (log := self._log_file(self.monitor.inputs)).is_file():
+            data, width = log.read_bytes(), 2 + len(self._experts)
+            rows = np.frombuffer(data[: len(data) // 8 // width * 8 * width]).reshape(-1, width)
+            self._pending += [rows.T] * bool(len(rows))
 
     def _log_file(self, inputs: int) -> Path:
         """The log after the state with so many inputs: that of another state is never read."""

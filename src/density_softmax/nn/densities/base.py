@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar, final
 
@@ -133,6 +134,15 @@ def class_sums(z: Tensor, y: Tensor, num_classes: int) -> dict[str, Tensor]:
         )
     member = F.one_hot(y, num_classes).to(z)
     return {"count": member.sum(0), "sum": member.T @ z}
+
+
+def log_height(whitener: Tensor) -> Tensor:
+    """log|W| − ½ d log 2π, the log density of N(0, (WᵀW)⁻¹) at 0, for triangular W.
+
+    Args:
+        whitener: W, (features, features).
+    """
+    return whitener.diagonal().log().sum() - 0.5 * len(whitener) * math.log(2 * math.pi)
 
 
 @final

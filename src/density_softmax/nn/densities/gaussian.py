@@ -16,6 +16,7 @@ from density_softmax.nn.densities.base import (
     Density,
     DensityConfig,
     class_sums,
+    log_height,
     mean_and_variance,
 )
 from density_softmax.nn.execution import Derived
@@ -241,8 +242,7 @@ class GaussianDensity(WhitenedDensity):
 
     def __init__(self, num_features: int, least_shrinkage: float = 0.0) -> None:
         super().__init__(num_features, least_shrinkage)
-        halves = torch.full((num_features, 1), -0.5)
-        self.register_buffer("halves", halves, persistent=False)
+        self.register_buffer("halves", torch.full((num_features, 1), -0.5), persistent=False)
 
     def log_prob_of_floats(self, z: Tensor) -> Tensor:
         """log N(z; m, Σ)."""
@@ -364,14 +364,20 @@ class ClassAwareDensity(WhitenedDensity):
         self.share.copy_(count / count.sum())
         # Class means are fitted to the same samples: each takes a degree of freedom.
         freedom = count.sum() - (count > 0).sum()
+        self.gather.zero_()  # W is not turned yet
         self.whiten((outer - means.T @ sums) / freedom.clamp_min(1), variance)
 
     def residuals(self, z: Tensor, y: Tensor) -> Tensor:
         """The direction minus the mean of its class."""
         return directions(z) - self.mean[y]
 
+    def shrink(self, total: Values) -> None:
+        """Take s from held-out data, once: the rows of a turned W are no longer those of λ."""
+        if not self.gather.any():
+            super().shrink(total)
+
     def shrink_to(self, s: float) -> None:
-        """Shrink, then turn W to where the class means differ."""
+        """Shrink what `estimate` wrote, then turn W to where the class means differ."""
         super().shrink_to(s)
         W = self.whitening.double()
         location = (self.mean - self.center).double() @ W.T
@@ -392,8 +398,3 @@ class ClassAwareDensity(WhitenedDensity):
         first = torch.cat([distance, rest, torch.zeros_like(unexplained)])
         second = torch.cat([distance, torch.zeros_like(rest), 0.5 * unexplained])
         return torch.stack([first, second], dim=-1)
-
-
-def log_height(whitener: Tensor) -> Tensor:
-    """log|W| − ½ d log 2π, the log density of N(0, (WᵀW)⁻¹) at 0, for triangular W."""
-    return whitener.diagonal().log().sum() - 0.5 * len(whitener) * math.log(2 * math.pi)

@@ -62,13 +62,18 @@ async function choose(name) {
   document.title = `${name} · density-softmax`;
   const few = classes.slice(0, 12).join(", ") + (classes.length > 12 ? ", …" : "");
   byId("about").textContent = `${classes.length} classes: ${few}`;
-  const promises = policy ? policy.promises : ["no policy: export the model with held-out data to get decisions"];
-  byId("promises").replaceChildren(...promises.map((text) => element("li", {}, text)));
+  byId("promises").replaceChildren(...promisesOf(policy));
   byId("results").replaceChildren();
   byId("problem").hidden = true;
   showInputs();
   showUse();
   await watch();
+}
+
+function promisesOf(policy) {
+  if (!policy) return [element("li", { class: "none" }, "This model has no policy: export it with policy= to get decisions.")];
+  if (!policy.promises.length) return [element("li", { class: "none" }, "The policy of this model promises nothing and answers every input: export it with policy= to get decisions.")];
+  return policy.promises.map((text) => element("li", {}, text));
 }
 
 const isImages = () => state.info.parameters.normalisation?.kind === "images";
@@ -233,9 +238,9 @@ function showVerdict(monitor) {
   const { alarm, inputs, accuracy } = monitor;
   say(alarm ? "the stream has changed" : "no change seen", alarm ? "alarm" : "calm");
   byId("verdict").replaceChildren(element("strong", {}, alarm ? "The stream has changed." : "No sign of a change."),
-    alarm ? ` The promises of the policy are off since ${new Date(1000 * monitor.alarmed).toLocaleString()}.` : ` The chance of a false alarm, ever, is at most ${percent(monitor.false_alarms, 0)}.`);
+    alarm ? ` The promises of the policy may not have held since ${new Date(1000 * monitor.alarmed).toLocaleString()}.` : ` The chance of a false alarm, ever, is at most ${percent(monitor.false_alarms, 0)}.`);
   const facts = { "inputs so far": inputs.toLocaleString("en"), "estimated accuracy": inputs ? `${percent(accuracy.value)} (${percent(accuracy.low)} to ${percent(accuracy.high)})` : "–",
-    "accuracy when calibrated": percent(monitor.accuracy_when_calibrated), "most moved": Object.entries(monitor.moved).map(([name, value]) => `${name} ${short(value)}`)[0] };
+    "accuracy when calibrated": percent(monitor.accuracy_when_calibrated), "moved most": inputs ? Object.entries(monitor.moved).map(([name, value]) => `${name} ${short(value)}`)[0] : "–" };
   byId("facts").replaceChildren(...Object.entries(facts).flatMap(([term, value]) => [element("dt", {}, term), element("dd", {}, value)]));
 }
 
