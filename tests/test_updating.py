@@ -113,3 +113,17 @@ def test_a_file_without_sums_is_smaller_and_cannot_be_updated(tmp_path):
     assert sizes[0] < sizes[1]
     with pytest.raises(UserError, match="no sums of stage 'density'"):
         ds.load(tmp_path / "small.safetensors", network()).update(NEW)
+
+
+@pytest.mark.filterwarnings("ignore::density_softmax.errors.CalibrationWarning")
+def test_calibration_data_are_judged_before_anything_changes():
+    model = attached(OLD, calibration=samples(50, 7))
+    assert "50 calibration samples" in model.summary()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    sums = {stage: dict(each) for stage, each in model.sums.items()}
+    with pytest.raises(UserError, match=r"5 calibration samples: .* need at least 10"):
+        model.update(NEW, calibration=samples(5, 8))
+    assert all(each.equal(before[name]) for name, each in model.state_dict().items())
+    assert all(model.sums[stage][n] is t for stage, each in sums.items() for n, t in each.items())
+    model.update(NEW, calibration=HELDOUT)
+    assert "50 calibration samples" not in model.summary()

@@ -11,7 +11,13 @@ import torch
 
 from density_softmax.data.sources import ArraySource
 from density_softmax.engine import EngineConfig, start
-from density_softmax.engine.calibration import batches_of, refit, scores
+from density_softmax.engine.calibration import (
+    batches_of,
+    heldout_stages,
+    judge_labels,
+    refit,
+    scores,
+)
 from density_softmax.engine.fit import inspected
 from density_softmax.engine.passes import (
     chosen_batch_size,
@@ -52,7 +58,8 @@ def update(
     scale, the temperature and the thresholds stay as they are, and a `CalibrationWarning` says so.
 
     A density that is trained by descent (a flow) and a method that keeps training samples cannot
-    be updated: they are refused by name.
+    be updated: they are refused by name. Too few calibration samples are refused, too. Unlike
+    `attach`, `update` does not check whether calibration samples are training samples.
 
     Args:
         model: what `attach`, `fit` or `load` returned.
@@ -71,6 +78,8 @@ def update(
         found = {stage.name: stage.statistics(read) for stage in stages}
         return {f"{s}/{name}": value for s, own in found.items() for name, value in own.items()}
 
+    # Nothing is changed before all data have been read.
+    rows = None if calibration is None else _rows(model, sources["heldout"], fabric, engine)
     size = chosen_batch_size(engine, model, sources["train"], fabric.device)
     with Bars(progress and fabric.is_global_zero) as bars:
         bar = bars.add("update", num_batches(len(sources["train"]), size))
@@ -81,10 +90,10 @@ def update(
         model.sums[stage.name] = merged
         stage.finish({name: fabric.to_device(value) for name, value in merged.items()})
     model.policy = None  # which was for what the model predicted before
-    if calibration is None:
+    if rows is None:
         _keep_constants(model, kept, len(sources["train"]))
     else:
-        _calibrate_again(model, sources, fabric, engine)
+        _calibrate_again(model, sources, rows, engine)
 
 
 def _mergeable(model: Method) -> list[Estimate]:
@@ -126,32 +135,38 @@ def _keep_constants(model: Method, kept: Mapping[WhitenedDensity, float], number
         model.calibration = replace(found, num_train=found.num_train + number, warnings=weak)
 
 
-def _calibrate_again(
-    model: Method, sources: Mapping[str, Source], fabric: Fabric, engine: EngineConfig
-) -> None:
-    """Repeat the estimates on held-out data, and what `attach` measures there."""
-    size, encoder = rows_at_once(engine), model.encoder
-    inputs_at_once = chosen_batch_size(engine, model, sources["heldout"], fabric.device)
+def _rows(model: Method, heldout: Source, fabric: Fabric, engine: EngineConfig) -> Values:
+    """Features, labels and digests of calibration data, a row per sample; too few are refused."""
 
     def features(batch: Batch) -> Values:
         z = model.features(batch.x).float()
         return {"z": z, "y": batch.y, "digest": digests(batch.x).to(z.device)}
 
-    found = collect(fabric, sources["heldout"], features, inputs_at_once)
-    heldout = ArraySource(found["z"], found["y"])
-    for stage in model.stages():
-        if stage.split == "heldout":
-            refit(stage, batches_of(model, heldout.x, heldout.y, size))
+    size = chosen_batch_size(engine, model, heldout, fabric.device)
+    found = collect(fabric, heldout, features, size)
+    for weakness in judge_labels(found["y"], model.num_classes):
+        warnings.warn(weakness, CalibrationWarning, stacklevel=4)
+    return found
+
+
+def _calibrate_again(
+    model: Method, sources: Mapping[str, Source], rows: Values, engine: EngineConfig
+) -> None:
+    """Repeat the estimates on held-out data, and what `attach` measures there."""
+    size, encoder = rows_at_once(engine), model.encoder
+    heldout = ArraySource(rows["z"], rows["y"])
+    for stage in heldout_stages(model):
+        refit(stage, batches_of(model, heldout.x, heldout.y, size))
     if (before := model.calibration) is None or not isinstance(encoder, Headless):
         return
-    weak = tuple(w for w in before.warnings if "were added" not in w)
+    device = next(model.parameters()).device
     model.calibration = replace(
         before,
         num_train=before.num_train + len(sources["train"]),
         num_calibration=len(heldout),
         temperature=temperature_of(model),
-        before=scores(encoder.logits(heldout.x.to(fabric.device)).softmax(-1).cpu(), heldout.y),
-        warnings=weak,
-        digests=smallest_digests(found["digest"]),
+        before=scores(encoder.logits(heldout.x.to(device)).softmax(-1).cpu(), heldout.y),
+        warnings=tuple(judge_labels(heldout.y, model.num_classes)),
+        digests=smallest_digests(rows["digest"]),
         **measured(model, heldout, sources["heldout"], 0, size),
     )

@@ -405,6 +405,8 @@ def test_large_batches_are_computed_in_parts_and_give_the_same(tmp_path):
     found, whole = served.predict(x), served.predict(x, batch_size=20)
     for name, values in whole.outputs().items():
         np.testing.assert_allclose(found.outputs()[name], values, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UserError, match="batch_size=-1: choose 1 or more"):
+        served.predict(x, batch_size=-1)
 
 
 def test_a_file_knows_how_wide_its_network_is(tmp_path):

@@ -116,6 +116,17 @@ def judge(rows: Mapping[str, Values], num_classes: int, *, answers: bool = True)
     return [warning for warning in found if warning]
 
 
+def judge_labels(y: Tensor, num_classes: int) -> list[str]:
+    """What is weak about the labels of calibration data alone; too few and one class are refused.
+
+    Args:
+        y: labels, (samples,).
+        num_classes: how many classes the network has.
+    """
+    found = [_judge_number(y), _judge_classes("calibration", y, num_classes)]
+    return [warning for warning in found if warning]
+
+
 def _judge_number(heldout: Tensor) -> str:
     if (number := len(heldout)) < LEAST:
         raise UserError(
@@ -265,6 +276,7 @@ def cross_validate(method: Method, z: Tensor, y: Tensor, seed: int, batch_size: 
     """Probabilities of calibration samples, none of which was fitted to, (samples, classes).
 
     The stages that read the held-out data are repeated without a fold, which is then predicted.
+    Only covariances are shrunk no less than all samples ask for, the fold included.
 
     Args:
         method: a fitted one; it stays as it is.

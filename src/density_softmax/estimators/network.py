@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from density_softmax.config import from_dict
 from density_softmax.data.sources import Indices
 from density_softmax.engine import EngineConfig, fit
+from density_softmax.engine.calibration import refit
 from density_softmax.errors import UserError
 from density_softmax.estimators.abstaining import (
     AbstainingClassifier,
@@ -41,7 +42,6 @@ from density_softmax.recipes.table import (
     PENALTY,
     TRAIN,
 )
-from density_softmax.training import Estimate
 from density_softmax.types import Batch, Prediction
 
 # Rows predicted at a time.
@@ -247,10 +247,8 @@ def _calibrate(method: DensitySoftmax, x: Tensor, y: Tensor) -> None:
     the rounding of float32 would make these rows look atypical.
     """
     scale = next(stage for stage in method.stages() if stage.name == "scale")
-    assert isinstance(scale, Estimate)
     batches = zip(x.split(ROWS), y.split(ROWS), strict=True)
-    found = [scale.statistics(Batch(method.features(x), y)) for x, y in batches]
-    scale.finish({name: torch.cat([batch[name] for batch in found]) for name in found[0]})
+    refit(scale, (Batch(method.features(x), y) for x, y in batches))
 
 
 def _integer(name: str, value: Any, least: int) -> int:

@@ -36,7 +36,7 @@ def decode(
     channels: int,
     height: int,
     width: int,
-    most_pixels: int = MAX_PIXELS,
+    most_pixels: int | None = None,
 ) -> NDArray[np.uint8]:
     """The pixels of an image file, (channels, height, width).
 
@@ -47,7 +47,7 @@ def decode(
         channels: 3 for colour, 1 for grey.
         height: in pixels.
         width: in pixels.
-        most_pixels: an image with more of them is refused.
+        most_pixels: an image with more of them is refused; by default `MAX_PIXELS`.
     """
     with _opened(source, most_pixels) as image, _DECODING.reserved(image.width * image.height):
         small = _shrunk(image, channels, height, width)
@@ -87,20 +87,20 @@ def image_size(path: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def _opened(source: Path | IO[bytes], most_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]:
+def _opened(source: Path | IO[bytes], most_pixels: int | None = None) -> Iterator[Image.Image]:
     """An image of which only the header is read, and checked; errors name the file."""
     from PIL import Image, UnidentifiedImageError
 
-    name = "the image"
+    name, most = "the image", MAX_PIXELS if most_pixels is None else most_pixels
     if isinstance(source, Path):
         name = str(regular_file(source, "replace or delete it"))
     Image.core.set_block_size(BLOCK_SIZE)  # type: ignore[attr-defined]
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
         with Image.open(source, formats=IMAGE_FORMATS) as image:
-            if image.width * image.height > most_pixels:
+            if image.width * image.height > most:
                 size = f"{image.width}×{image.height}"
-                raise ValueError(f"{size} pixels, more than {most_pixels:,}: save it smaller")
+                raise ValueError(f"{size} pixels, more than {most:,}: save it smaller")
             yield image
     except (OSError, SyntaxError, ValueError, *bombs) as error:
         if isinstance(error, UnidentifiedImageError) and not isinstance(source, Path):

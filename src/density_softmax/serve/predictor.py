@@ -118,7 +118,10 @@ class Predictor:
             batch_size: how many are computed at a time; by default so many that their activations
                 fit into the caches.
         """
-        batch, size = self.checked(self._array(x)), batch_size or self.card.batch_size
+        batch = self.checked(self._array(x))
+        size = self.card.batch_size if batch_size is None else batch_size
+        if size < 1:
+            raise UserError(f"batch_size={size}: choose 1 or more, or None")
         if len(batch) <= size:
             return self._answer(batch)
         starts = range(0, len(batch), size)

@@ -62,7 +62,8 @@ class ResFFN(Backbone):
             self.clip = SmoothClip(clip)
         self.input = nn.Linear(num_inputs, width)
         self.blocks = nn.ModuleList(ResidualBlock(width) for _ in range(depth))
-        self.layer_names = tuple(f"blocks.{i}" for i in range(depth))
+        names = tuple(f"blocks.{i}" for i in range(depth))
+        self.layer_names = ("columns", *names) if self.clips else names
         self.initialize()
 
     def initialize(self) -> None:
