@@ -70,6 +70,20 @@ def test_rows_of_another_network_are_not_taken(tmp_path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::density_softmax.errors.CalibrationWarning")
+def test_rows_with_other_labels_are_not_taken(tmp_path) -> None:
+    network = Mortal()
+    network.limit = 100
+    with pytest.raises(Killed):
+        attached(network, tmp_path)
+    network.count, network.limit = 0, 10**9
+    x, y = data_of(network, 200, 1)
+    calibration, corrected = data_of(network, 100, 2), torch.where(y == 0, 1, y)
+    options = {"layers": ("hidden",), "engine": OFTEN, "progress": False, "directory": tmp_path}
+    ds.attach(network, train=(x, corrected), calibration=calibration, **options)
+    assert network.count == 300
+
+
+@pytest.mark.filterwarnings("ignore::density_softmax.errors.CalibrationWarning")
 def test_a_damaged_file_is_computed_again(tmp_path) -> None:
     network = Mortal()
     network.limit = 100

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
+# How many samples, spread over the data, tell whether the data are still the same.
+NUM_LOOKED_AT = 64
+
+
 @final
 class UnfinishedPass:
     """Rows that a pass has computed so far, in files of some seconds' work each.
@@ -90,13 +94,14 @@ def unfinished_pass(
         config: how long the work of a file takes, and the precision of the rows.
         fabric: the processes that share the pass.
         method: whose encoder runs; its weights are a part of what the rows depend on.
-        source: the samples, of which the first are looked at.
+        source: the samples, of which some are looked at.
         batch_size: of all processes together.
     """
     if directory is None:
         return None
-    x = next(source.read([range(min(2, len(source)))], torch.device("cpu"))).x
-    tensors = {f"x{number}": part for number, part in enumerate(tensors_of(x))}
+    looked_at = range(0, len(source), max(1, len(source) // NUM_LOOKED_AT))
+    x, y = next(source.read([looked_at], torch.device("cpu")))
+    tensors = {"y": y} | {f"x{number}": part for number, part in enumerate(tensors_of(x))}
     tensors |= {f"state.{name}": value for name, value in method.state_dict().items()}
     numbers = [len(source), batch_size, fabric.global_rank, fabric.world_size]
     metadata = {"numbers": json.dumps(numbers), "method": json.dumps(to_dict(method.config))}
