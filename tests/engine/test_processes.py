@@ -64,4 +64,4 @@ def test_two_processes_give_the_weights_estimates_metrics_and_summary_of_one(
 def test_a_class_and_a_last_batch_that_are_too_small_to_divide_stop_no_process():
     script = Path(__file__).with_name("train_rare_class.py")
     line = [sys.executable, *TORCHRUN, str(script)]
-    subprocess.run(line, check=True, capture_output=True, timeout=600)
+    subprocess.run(line, check=True, timeout=600)

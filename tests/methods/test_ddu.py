@@ -1,13 +1,9 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from scipy.stats import multivariate_normal
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from density_softmax.config import ConfigError
 from density_softmax.engine import fit
 from density_softmax.methods.ddu import DDU
 from density_softmax.methods.deterministic import Deterministic
@@ -16,7 +12,6 @@ from density_softmax.nn.backbones.resnet import CifarResNet, ResNet
 from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.nn.densities import GaussianMixtureDensity, TiedMixtureDensity
 from density_softmax.nn.lipschitz.spectral import Spectral, SpectralBatchNorm
-from density_softmax.recipes import get_recipe
 from density_softmax.training import Adam, Descent, Estimate, Train
 from density_softmax.types import Batch
 
@@ -124,30 +119,3 @@ def test_too_many_covariances_are_refused_with_the_remedy():
     encoder = nn.Sequential(nn.Linear(2, ResNet.num_features))
     with pytest.raises(ValueError, match=r"1000 covariances of 2048 features .* tied=true"):
         DDU.Config(bound=None).build(encoder, 1000)
-
-
-@pytest.mark.parametrize("recipe", ["cifar10", "cifar100"])
-def test_on_cifar_norms_move_slowly_and_blocks_drop_as_in_the_authors_network(recipe):
-    config = replace(get_recipe(recipe, "ddu").method, bound=3.0)
-    example = torch.randn(2, 3, 8, 8)
-    method = config.build(WideResNet.Config(depth=10, width=1).build((3, 8, 8)), 4, example)
-    norms = [m for m in method.encoder.modules() if isinstance(m, _BatchNorm)]
-    assert {norm.momentum for norm in norms} == {0.01}
-    drops = [m.p for m in method.encoder.modules() if isinstance(m, nn.Dropout)]
-    assert drops == [0.3] * 3
-    assert isinstance(method.encoder.group1[0].conv2.layer, Spectral)
-
-
-def test_without_settings_the_encoder_keeps_its_momentum_and_has_no_dropout():
-    method = DDU.Config().build(
-        WideResNet.Config(depth=10, width=1).build((3, 8, 8)), 4, torch.randn(2, 3, 8, 8)
-    )
-    layers = list(method.encoder.modules())
-    assert {m.momentum for m in layers if isinstance(m, _BatchNorm)} == {0.1}
-    assert not any(isinstance(m, nn.Dropout) for m in layers)
-
-
-def test_rates_that_are_no_shares_are_refused():
-    for settings in ({"dropout": 1.0}, {"norm_momentum": -0.1}):
-        with pytest.raises(ConfigError, match=r"choose 0 or more and less than 1"):
-            DDU.Config(**settings)

@@ -7,7 +7,6 @@ import torch
 from scipy.spatial.distance import pdist
 from torch import Tensor, nn
 from torch.distributions import Categorical
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from density_softmax.config import ConfigError
 from density_softmax.data import ArraySource
@@ -17,7 +16,6 @@ from density_softmax.methods.due import DUE
 from density_softmax.nn.backbones.resffn import ResFFN
 from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.nn.lipschitz.spectral import Spectral, SpectralBatchNorm
-from density_softmax.recipes import get_recipe
 from density_softmax.training import Adam, Descent
 from density_softmax.types import Batch
 
@@ -276,30 +274,3 @@ def test_an_exported_due_predicts_the_same_without_a_factorisation() -> None:
     assert not [node for node in program.graph.nodes if "linalg" in str(node.target)]
     for ours, theirs in zip(program.module()(clusters().x), module(clusters().x), strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize("recipe", ["cifar10", "cifar100"])
-def test_on_cifar_norms_move_slowly_and_blocks_drop_as_in_the_authors_network(recipe):
-    config = replace(get_recipe(recipe, "due").method, bound=3.0)
-    example = torch.randn(2, 3, 8, 8)
-    method = config.build(WideResNet.Config(depth=10, width=1).build((3, 8, 8)), 4, example)
-    norms = [m for m in method.encoder.modules() if isinstance(m, _BatchNorm)]
-    assert {norm.momentum for norm in norms} == {0.01}
-    drops = [m.p for m in method.encoder.modules() if isinstance(m, nn.Dropout)]
-    assert drops == [0.3] * 3
-    assert isinstance(method.encoder.group1[0].conv2.layer, Spectral)
-
-
-def test_without_settings_the_encoder_keeps_its_momentum_and_has_no_dropout():
-    method = DUE.Config().build(
-        WideResNet.Config(depth=10, width=1).build((3, 8, 8)), 4, torch.randn(2, 3, 8, 8)
-    )
-    layers = list(method.encoder.modules())
-    assert {m.momentum for m in layers if isinstance(m, _BatchNorm)} == {0.1}
-    assert not any(isinstance(m, nn.Dropout) for m in layers)
-
-
-def test_rates_that_are_no_shares_are_refused():
-    for settings in ({"dropout": 1.0}, {"norm_momentum": -0.1}):
-        with pytest.raises(ConfigError, match=r"choose 0 or more and less than 1"):
-            DUE.Config(**settings)

@@ -19,7 +19,7 @@ NORMALISED = {"posterior_network", "natural_posterior_network"}
 def train(folder, *launcher):
     folder.mkdir()
     command = [sys.executable, *launcher, str(SCRIPT), str(folder), *KINDS]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, check=True, timeout=300)
     return folder
 
 
