@@ -15,10 +15,10 @@ from services import client_of
 
 import density_softmax as ds
 from density_softmax.errors import UserError
-from density_softmax.serve.app import create_app
-from density_softmax.serve.models import Shelf
 from density_softmax.serve.predictor import Predictor
-from density_softmax.serve.settings import Settings, read_token
+from density_softmax.service.app import create_app
+from density_softmax.service.models import Shelf
+from density_softmax.service.settings import Settings, read_token
 
 TOKEN = "correct-horse-battery-staple"
 

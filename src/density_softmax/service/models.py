@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from density_softmax.errors import UserError, choices
-from density_softmax.serve.batching import Batcher
 from density_softmax.serve.card import Card
 from density_softmax.serve.predictor import Predictor
-from density_softmax.serve.requests import RequestError
-from density_softmax.serve.settings import Settings
-from density_softmax.serve.watching import Watcher
+from density_softmax.service.batching import Batcher
+from density_softmax.service.requests import RequestError
+from density_softmax.service.settings import Settings
+from density_softmax.service.watching import Watcher
 
 NAME_SIGNS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 

@@ -10,8 +10,8 @@ import numpy as np
 from density_softmax.files.tables import csv_writer
 from density_softmax.serve.card import Card
 from density_softmax.serve.inputs import Chunk
-from density_softmax.serve.models import Outcome
-from density_softmax.serve.protocol import json_values
+from density_softmax.service.models import Outcome
+from density_softmax.service.protocol import json_values
 
 NUM_PROBS = 5  # classes whose probabilities are shown unless all are asked for
 NUMBERS = ("confidence", "aleatoric", "epistemic", "typicality")

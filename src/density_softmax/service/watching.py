@@ -27,7 +27,7 @@ from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
 from density_softmax.files import write_text
 from density_softmax.serve.card import Card
-from density_softmax.serve.timeline import Timeline
+from density_softmax.service.timeline import Timeline
 
 THUMBNAIL = 96  # pixels
 MOST_VALUES = 32  # of a row that is kept
