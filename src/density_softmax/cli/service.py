@@ -81,7 +81,7 @@ def serve(
     `/predict`, or tensors to `/v2/models/NAME/infer` (Open Inference Protocol); NAME is that of
     the file. `/monitor` says whether the world has changed, `/metrics` is for Prometheus,
     `/openapi.json` describes everything. Decisions are those of the policy in the file, or of
-    `--policy`.
+    `--policy`; one that promises nothing calls 5 % of inputs drawn like its data unknown.
 
     Requests that wait together are computed together. What is too much is refused with a reason,
     what is accepted is answered, also after Ctrl-C. A file that changes is loaded without

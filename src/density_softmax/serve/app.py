@@ -304,7 +304,7 @@ def described(model: Model) -> dict[str, Any]:
     outputs.append(describe("label", text, []))
     if policy is not None:
         outputs += [describe(name, text, []) for name in ("action", "reason")]
-        outputs.append(describe("p_value", np.dtype(np.float64), []))
+        outputs.append(describe("typicality", np.dtype(np.float64), []))
         if policy.sets is not None:
             outputs.append(describe("sets", np.dtype(np.bool_), [len(card.class_names)]))
     normalisation = card.normalisation

@@ -84,7 +84,7 @@ class Metrics:
         for action, count in Counts(columns["action"].tolist()).items():
             self.decisions.labels(name, action).inc(count)
         typicality = self.typicality.labels(name)
-        for value in columns["p_value"].tolist():
+        for value in columns["typicality"].tolist():
             typicality.observe(value)
 
     def text(self, shelf: Shelf) -> bytes:

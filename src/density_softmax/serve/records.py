@@ -52,7 +52,7 @@ def _records(outcome: Outcome, card: Card, num_probs: int) -> list[dict[str, Any
         "epistemic": json_values(columns["epistemic"]),
     }
     if "action" in columns:
-        lists["typicality"] = json_values(columns["p_value"])
+        lists["typicality"] = json_values(columns["typicality"])
         lists["action"], lists["reason"] = columns["action"].tolist(), columns["reason"].tolist()
     found = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
     names = card.class_names
