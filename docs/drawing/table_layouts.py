@@ -115,7 +115,7 @@ TEMPERATURE = Line("temperature scaling", "temperature_scaling")
 HIGHER = Line(
     "a higher temperature, same budget", "density_softmax", "layers=[], scale=temperature*", False
 )
-# What a density is replaced by to see what it does.
+# What a density is replaced by, to see what it does.
 BLIND = "scale=temperature*"
 PAPER = Line("Density-Softmax, the paper's code", "density_softmax", "density=realnvp*")
 OURS = Line("**Density-Softmax, `ds.attach`**", "density_softmax")
@@ -216,7 +216,26 @@ PARTS = (
     Line("without the penalty", "density_softmax", "penalty=none"),
     Line("without the density: a temperature with the same budget", "density_softmax", BLIND),
     Line("without either", "density_softmax", f"penalty=none, {BLIND}"),
-    Line("with the head stage", "density_softmax", "head.*"),
+    Line("with the head stage", "density_softmax", "head=*"),
+)
+FLOW = (
+    "density=realnvp, density.standardize=false, layers=[], classes=false, energy=false, scale={}*"
+)
+FORM = (
+    Line("ours: `quantile`, layers, last features, classes and energy", "density_softmax"),
+    Line("one temperature, as high as the same budget allows", "density_softmax", BLIND),
+    Line("one temperature, the best", "constant_temperature"),
+    Line(
+        "the paper's code: `range`, RealNVP, head stage",
+        "density_softmax",
+        FLOW.format("range, head="),
+    ),
+    Line(
+        "the same with its mean factor for all inputs",
+        "density_softmax",
+        FLOW.format("range, scale.averaged=true"),
+    ),
+    Line("the paper's text: `max`, RealNVP, head stage", "density_softmax", FLOW.format("max")),
 )
 SEEDS = "density-softmax benchmark {} --methods all --seeds 3"
 SMALL = {
@@ -265,7 +284,7 @@ GRIDS = {
             (*labelled("cifar10-c"), *SMALL["cifar10_small"]),
             ABLATED.format(ablation),
         )
-        for ablation, lines in (("lambda", PENALTIES), ("components", PARTS))
+        for ablation, lines in (("lambda", PENALTIES), ("components", PARTS), ("forms", FORM))
     },
 }
 
