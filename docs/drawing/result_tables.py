@@ -38,6 +38,188 @@ RESULTS = ROOT / "docs" / "results"
 PLACE = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 MISSING = "–"
 
+<<<<<<< HEAD
+=======
+Format = Callable[[float], str]
+
+
+class Line(NamedTuple):
+    """A line of a table: the rows of a method whose variant begins with some words.
+
+    Attributes:
+        label: what the page calls it.
+        method: the registry key.
+        variant: how its variant begins; `default` and `layers=[]` are whole variants.
+        detects: whether it has a score of its own; another's is not shown twice.
+    """
+
+    label: str
+    method: str
+    variant: str = "default"
+    detects: bool = True
+
+
+class Column(NamedTuple):
+    """A column of a table: a metric on a split, and how its numbers are printed."""
+
+    title: str
+    split: str
+    metric: str
+    form: Format
+
+
+class Table(NamedTuple):
+    """A table of a page.
+
+    Attributes:
+        rows: the name of a file under docs/results, without ending.
+        recipe: of its rows.
+        lines: in their order; those without rows are left out.
+        columns: in their order.
+    """
+
+    rows: str
+    recipe: str
+    lines: Sequence[Line]
+    columns: Sequence[Column]
+
+
+def three(value: float) -> str:
+    """Three decimals."""
+    return f"{value:.3f}"
+
+
+def share(value: float) -> str:
+    """Per cent, with a typographic minus."""
+    return f"{round(100 * value):d} %".replace("-", "−")
+
+
+def kilobytes(value: float) -> str:
+    """Thousands of bytes."""
+    return "<1" if value < 1000 else f"{value / 1000:,.0f}"
+
+
+def title(kind: str) -> str:
+    """What tables call a method; § marks one that keeps training data."""
+    config = MethodConfig.members[kind]
+    return f"{config.title} §" if config.stores_data else config.title
+
+
+CALIBRATION = (
+    Column("NLL ↓", "iid", "nll", three),
+    Column("ECE ↓", "iid", "ece", three),
+    Column("cNLL ↓", "cifar10-c", "cnll", three),
+    Column("cECE ↓", "cifar10-c", "cece", three),
+)
+DETECTION = (
+    Column("AUROC CIFAR-100 ↑", "cifar100", "auroc:epistemic", three),
+    Column("AUROC SVHN ↑", "svhn", "auroc:epistemic", three),
+)
+SCOPE = "out of scope"
+QUERIES = (
+    CALIBRATION[0],
+    CALIBRATION[1],
+    Column("AUROC ↑", SCOPE, "auroc:epistemic", three),
+    Column("AUPR ↑", SCOPE, "aupr:epistemic", three),
+    Column("FPR95 ↓", SCOPE, "fpr95:epistemic", three),
+)
+SHARE = Column("share", "cifar10-c", "oracle_share", share)
+STORED = Column("stored, kB", "cost", "stored_bytes", kilobytes)
+
+NETWORK = Line("network as trained", "deterministic")
+TEMPERATURE = Line("temperature scaling", "temperature_scaling")
+HIGHER = Line(
+    "a higher temperature, same budget", "density_softmax", "layers=[], scale=temperature", False
+)
+PAPER = Line("Density-Softmax, the paper's code", "density_softmax", "density=realnvp")
+OURS = Line("**Density-Softmax, `ds.attach`**", "density_softmax")
+FORMS = (
+    OURS,
+    Line("Density-Softmax, no layers", "density_softmax", "layers=[]"),
+    Line("Density-Softmax without class-aware experts", "density_softmax", "classes=false"),
+    HIGHER,
+    PAPER,
+)
+RIVALS = tuple(
+    Line(title(kind), kind)
+    for kind in kinds_of("posthoc")
+    if kind not in ("deterministic", "temperature_scaling")
+)
+ORACLE = Line("the best temperature of each shifted set", "temperature_scaling", "oracle")
+ALL = (NETWORK, TEMPERATURE, ORACLE, *RIVALS, *FORMS)
+SHORT = (NETWORK, TEMPERATURE, Line("Mahalanobis++", "mahalanobis_plus_plus"), OURS)
+CALIBRATED = (
+    NETWORK,
+    TEMPERATURE,
+    HIGHER,
+    Line(title("laplace"), "laplace"),
+    Line(title("density_aware_calibration"), "density_aware_calibration"),
+)
+ON_QUERIES = ("gen", "knn", "vim", "fdbd", "mahalanobis_plus_plus", "relative_mahalanobis")
+DETECTORS = ("max_softmax", "energy", "gen", "vim", "knn", "fdbd", "mahalanobis_plus_plus")
+
+TABLES = {
+    "home": Table(
+        "posthoc_cifar10",
+        "posthoc_cifar10/resnet20",
+        (NETWORK, TEMPERATURE, OURS),
+        (CALIBRATION[0], CALIBRATION[3], *DETECTION),
+    ),
+    "readme": Table(
+        "posthoc_cifar10", "posthoc_cifar10/resnet20", SHORT, (*CALIBRATION, *DETECTION)
+    ),
+    **{
+        f"calibration-{network}": Table(
+            "posthoc_cifar10",
+            f"posthoc_cifar10/{network}",
+            (*CALIBRATED, PAPER, OURS, ORACLE),
+            (*CALIBRATION, SHARE),
+        )
+        for network in ("resnet20", "resnet32")
+    },
+    **{
+        f"detection-{network}": Table(
+            "posthoc_cifar10",
+            f"posthoc_cifar10/{network}",
+            (*(Line(title(kind), kind) for kind in DETECTORS), *FORMS[1:3], OURS),
+            (*DETECTION, STORED),
+        )
+        for network in ("resnet20", "resnet32")
+    },
+    **{
+        f"posthoc-{network}": Table(
+            "posthoc_cifar10",
+            f"posthoc_cifar10/{network}",
+            ALL,
+            (*CALIBRATION, SHARE, *DETECTION, STORED),
+        )
+        for network in ("resnet20", "resnet32")
+    },
+    **{
+        f"clinc-{head}": Table(
+            "posthoc_clinc",
+            f"posthoc_clinc/{head}",
+            (TEMPERATURE, *(Line(title(kind), kind) for kind in ON_QUERIES), OURS),
+            QUERIES,
+        )
+        for head in ("linear", "hidden")
+    },
+    "toy": Table(
+        "toy",
+        "toy",
+        tuple(Line(title(kind), kind) for kind in kinds_of("paper")),
+        (
+            Column("NLL ↓", "iid", "nll", three),
+            Column("accuracy ↑", "iid", "accuracy", three),
+            Column("ECE ↓", "iid", "ece", three),
+            Column("confidence on the cluster ↓", "cluster", "confidence", three),
+            Column("AUROC by entropy ↑", "cluster", "auroc:entropy", three),
+            Column("by epistemic ↑", "cluster", "auroc:epistemic", three),
+        ),
+    ),
+}
+
+>>>>>>> main
 
 def main() -> None:
     """Write the tables, check them, or keep the rows that they show."""
