@@ -142,7 +142,7 @@ class DensitySoftmax(FeatureMethod):
         raw = self.head.raw(self.last(features))
         factor, surprise, contributions = self.evidence(features, raw)
         logits = raw / self.head.temperature
-        probs = (factor.unsqueeze(-1) * logits).softmax(-1)
+        probs = (factor * logits).softmax(-1)
         return Prediction(probs, entropy_of_logits(logits), surprise).made_of(contributions)
 
     def logits_and_evidence(self, features: Tensor) -> tuple[Tensor, Evidence]:

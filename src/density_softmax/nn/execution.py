@@ -152,10 +152,12 @@ class Derived(Generic[T]):
         """
         if torch.compiler.is_exporting() and self._known is not None:
             return self._known[2]
-        # Inference tensors do not count what is written to them.
-        if torch.compiler.is_compiling() or any(map(Tensor.is_inference, tensors)):
+        if torch.compiler.is_compiling():
             return self._compute(*tensors)
-        versions = [each._version for each in tensors]
+        try:
+            versions = [each._version for each in tensors]
+        except RuntimeError:  # inference tensors do not count what is written to them
+            return self._compute(*tensors)
         known = self._known
         if known is not None and known[1] == versions and all(map(is_, known[0], tensors)):
             return known[2]
@@ -247,15 +249,8 @@ def as_batch(
         example_dtype: of that example.
         several: whether the network is called with several tensors: a tuple is these.
     """
-    if isinstance(x, Mapping) and example_shape is not None and not several:
-        names = ", ".join(map(str, x))
-        raise UserError(
-            f"inputs are a dict of {names}: the network reads one tensor, pass one of them"
-        )
-    if isinstance(x, Mapping | Inputs) or (several and isinstance(x, tuple | list)):
-        inputs = as_inputs(x)
-        if inputs is not None:
-            return inputs.to(like.device)
+    if not isinstance(x, Tensor) and (inputs := _several(x, example_shape, several)) is not None:
+        return inputs.to(like.device)
     found = _as_numbers(x)
     if tuple(found.shape) == example_shape or found.ndim < 2:
         raise UserError(
@@ -267,6 +262,17 @@ def as_batch(
         return found
     floats = any(dtype is not None and dtype.is_floating_point for dtype in types)
     return found.to(like.device, like.dtype if floats else found.dtype)
+
+
+def _several(x: Any, example_shape: tuple[int, ...] | None, several: bool) -> Inputs | None:
+    """The inputs, if they are several tensors."""
+    if isinstance(x, Mapping) and example_shape is not None and not several:
+        names = ", ".join(map(str, x))
+        raise UserError(
+            f"inputs are a dict of {names}: the network reads one tensor, pass one of them"
+        )
+    named = isinstance(x, Mapping | Inputs)
+    return as_inputs(x) if named or (several and isinstance(x, tuple | list)) else None
 
 
 def digests(x: Tensor | Inputs) -> Tensor:

@@ -29,6 +29,11 @@ SMALL = 2**17
 # The most that a constant may be: what float32 rounds of it stays below a thousandth.
 LARGEST = 2.0**13
 
+# Buffers that the constants are made of.
+READ = {
+    *("center", "whitening", "log_height", "location", "intercept", "gather", "height"),
+    *("weight", "onset", "width", "threshold", "spread", "farthest", "decay"),
+}
 # Columns of the features, W and b.
 Product = tuple[slice, Tensor, Tensor]
 
@@ -48,7 +53,7 @@ class Constants(NamedTuple):
             what contributions are the softplus of.
         height: what is added, (2 + experts,).
         start, slope: how the energy becomes such a contribution, (1,); empty without an energy.
-        decays: of what the scale takes the fourth root of, (2,).
+        decays: of what the scale takes the fourth root of, (2, 1).
     """
 
     products: tuple[Product, ...]
@@ -79,7 +84,9 @@ class FoldedEvidence:
 
     def __init__(self, typicality: Typicality, scale: Scale) -> None:
         self._typicality, self._scale = typicality, scale
-        self._modules = [*typicality.densities.values(), typicality, scale]
+        modules = (*typicality.densities.values(), typicality, scale)
+        found = [(module._buffers, name) for module in modules for name in module._buffers]
+        self._read = [(buffers, name) for buffers, name in found if name in READ]
         *gaussians, aware = typicality.densities.values()
         stretched = isinstance(scale, QuantileScale) and scale.tail == "stretched"
         known = all(isinstance(density, GaussianDensity) for density in gaussians)
@@ -87,7 +94,7 @@ class FoldedEvidence:
         self._constants = Derived(self._multiplied_out)
 
     def __call__(self, features: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Factors on the logits and surprises, (batch,), and contributions, (batch, experts).
+        """Factors on the logits, (batch, 1), surprises, (batch,), and contributions of experts.
 
         Args:
             features: (batch, width).
@@ -97,12 +104,12 @@ class FoldedEvidence:
         if constants is not None:
             return _evidence(features, logits, constants)
         log_prob, surprise, contributions = self._typicality(features, logits)
-        return self._scale(log_prob), surprise, contributions
+        return self._scale(log_prob).unsqueeze(-1), surprise, contributions
 
     def _constants_for(self, features: Tensor) -> Constants | None:
         if not self._foldable or torch.is_grad_enabled():
             return None
-        buffers: list[Any] = [b for module in self._modules for b in module._buffers.values()]
+        buffers: list[Any] = [of_module[name] for of_module, name in self._read]
         if features.dtype != buffers[0].dtype or torch.is_autocast_enabled(features.device.type):
             return None
         return self._constants(*buffers)
@@ -122,7 +129,7 @@ class FoldedEvidence:
         if offset is None or products is None or max(others.max(), height[1]) > LARGEST:
             return None
         padded = F.pad(aware.location, (0, len(offset) - aware.num_turned))
-        decays = -4 * torch.stack([scale.decay, torch.full_like(scale.decay, scale.far)])
+        decays = -4 * torch.stack([scale.decay, torch.full_like(scale.decay, scale.far)])[:, None]
         constants = (each.to(offset.dtype) for each in (gather, height, start, slope, decays))
         classes = (aware.location, padded, aware.intercept)
         return Constants(products, last, offset, *classes, *constants)
@@ -135,7 +142,7 @@ def _evidence(features: Tensor, logits: Tensor, c: Constants) -> tuple[Tensor, T
     y = torch.addcdiv(c.offset, whitened[:, -len(c.offset) :], norm.clamp_min(SMALLEST_NORM))
     turned = y[:, : c.location.shape[1]]
     nearest = F.linear(turned, c.location, c.intercept).argmax(-1)
-    roots = torch.cat([whitened, y - F.embedding(nearest, c.padded), turned], dim=-1)
+    roots = torch.cat([whitened, y - torch.embedding(c.padded, nearest), turned], dim=-1)
     sums = torch.addmm(c.height, roots.square(), c.gather)
     if len(c.start):
         energy = torch.addcmul(c.start, energy_of_logits(logits), c.slope)
