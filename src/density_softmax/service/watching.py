@@ -7,9 +7,9 @@ process loses neither evidence nor the count of inputs.
 
 from __future__ import annotations
 
-import base64
 import io
 import json
+import math
 import os
 import threading
 from collections import Counter, deque
@@ -27,9 +27,9 @@ from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
 from density_softmax.files import write_text
 from density_softmax.serve.card import Card
+from density_softmax.serve.gallery import original, thumbnail
 from density_softmax.service.timeline import Timeline
 
-THUMBNAIL = 96  # pixels
 MOST_VALUES = 32  # of a row that is kept
 
 
@@ -60,6 +60,7 @@ class Watcher:
         state: the file of this process, such as model.0.json; those of the others are beside it.
             None keeps everything in memory.
         replica: the number of this process.
+        replicas: as many as there may be: each has its share of the false alarms.
         recent: unknown inputs that are kept.
     """
 
@@ -71,8 +72,10 @@ class Watcher:
         state: Path | None = None,
         replica: int = 0,
         recent: int = 12,
+        replicas: int = 1,
     ) -> None:
         self._card, self._state, self._lock = card, state, threading.RLock()
+        self._replicas = replicas
         self.monitor = None if policy is None else Monitor(policy, false_alarms, seed=replica)
         watched = {} if self.monitor is None else self.monitor.watches
         self._experts = {name: n for n, name in enumerate(card.experts) if name in watched}
@@ -81,6 +84,7 @@ class Watcher:
         self._shown: list[dict[str, Any]] = []
         self._log: io.FileIO | None = None
         self._alarmed: float | None = None
+        self._acknowledged = 0.0  # when an alarm was last acknowledged, in seconds since 1970
         self._saved: dict[str, Any] = {}
         if state is not None:
             self._load(state)
@@ -132,33 +136,68 @@ class Watcher:
             interval.evidence = self.monitor.evidence
             interval.accuracy = self.monitor.accuracy.value
 
+    def acknowledge(self) -> None:
+        """Begin again: somebody has seen the alarm. The other processes follow within a second."""
+        with self._lock:
+            now = max(time(), math.nextafter(self._acknowledged, math.inf))
+            if self._state is not None:
+                write_text(self._acknowledgement(), repr(now))
+            self._begin_again(now)
+            self.save()
+
+    def _begin_again(self, moment: float) -> None:
+        self.settle()
+        if self.monitor is not None:
+            self.monitor.reset()
+        self._alarmed, self._acknowledged = None, moment
+
+    def _acknowledgement(self) -> Path:
+        """The file in which a process tells the others when an alarm was acknowledged."""
+        assert self._state is not None
+        return self._state.with_name(f"{self._state.name.split('.')[0]}.acknowledged")
+
+    def _follow(self) -> None:
+        """Begin again if another process was told to."""
+        if self._state is None:
+            return
+        with suppress(OSError, ValueError):  # nothing was acknowledged yet
+            moment = float(self._acknowledgement().read_text(encoding="utf-8"))
+            if moment > self._acknowledged:
+                self._begin_again(moment)
+
     def view(self) -> dict[str, Any]:
         """What all processes together know, as JSON values."""
         own = self.to_dict()
         states = [own, *self._others()]
-        line = Timeline.merge([Timeline.from_dict(state["timeline"]) for state in states])
+        lines = [Timeline.from_dict(state["timeline"]) for state in states]
+        line = Timeline.merge(lines, self._replicas)
         unknown = [each for state in states for each in reversed(state["unknown"])]
         unknown.sort(key=lambda each: -each["time"])
-        found: dict[str, Any] = {
+        return {
             "replicas": len(states),
             "counts": dict(_totals(line)),
             "timeline": line.to_dict(),
             "unknown": unknown[: self._recent],
-            "monitor": None,
+            "monitor": None if own["monitor"] is None else self._judged(states),
         }
-        if own["monitor"] is not None:
-            monitors = [Monitor.from_dict(state["monitor"]) for state in states]
-            known = [state["alarmed"] for state in states if state["alarmed"] is not None]
-            merged = described(monitors)
-            if known or merged["alarm"]:
+
+    def _judged(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What the monitors of all processes say that have seen the last acknowledgement."""
+        since = states[0]["acknowledged"]
+        states = [state for state in states if state["acknowledged"] == since]
+        monitors = [Monitor.from_dict(state["monitor"]) for state in states]
+        found = described(monitors, self._replicas)
+        known = [state["alarmed"] for state in states if state["alarmed"] is not None]
+        with self._lock:
+            if (known or found["alarm"]) and since == self._acknowledged:
                 self._alarmed = min([time(), *known])
-            found["monitor"] = {**merged, "alarm": self._alarmed is not None}
-            found["monitor"]["alarmed"] = self._alarmed
-        return found
+            found |= {"alarm": self._alarmed is not None, "alarmed": self._alarmed}
+        return {**found, "acknowledged": since or None}
 
     def to_dict(self) -> dict[str, Any]:
         """The state of this process as JSON values."""
         with self._lock:
+            self._follow()
             self.settle()
             while self._unknown:
                 self._shown.append(_shown(self._unknown.popleft(), self._card))
@@ -168,6 +207,7 @@ class Watcher:
                 "timeline": self._timeline.to_dict(),
                 "unknown": list(self._shown),
                 "alarmed": self._alarmed,
+                "acknowledged": self._acknowledged,
             }
 
     def save(self) -> None:
@@ -220,7 +260,7 @@ class Watcher:
                 raise UserError("the state of another policy")
             self.monitor = found
         self._timeline, self._alarmed = Timeline.from_dict(values["timeline"]), values["alarmed"]
-        self._shown = list(values["unknown"])
+        self._shown, self._acknowledged = list(values["unknown"]), values["acknowledged"]
 
     def _read_log(self) -> None:
         if self.monitor is not None and (log := self._log_file(self.monitor.inputs)).is_file():
@@ -265,20 +305,27 @@ class Watcher:
         return self.monitor.is_replica(Monitor.from_dict(state["monitor"]))
 
 
-def described(monitors: Sequence[Monitor]) -> dict[str, Any]:
+def described(monitors: Sequence[Monitor], replicas: int = 1) -> dict[str, Any]:
     """What the monitors of all processes together say, as JSON values.
+
+    `Monitor.merge` divides the evidence by the number of monitors. If there may be more of them at
+    another time, dividing by the largest number keeps the rate of false alarms.
 
     Args:
         monitors: of replicas.
+        replicas: as many as there may be.
     """
     merged = Monitor.merge(monitors)
+    absent = math.log(max(1.0, replicas / len(monitors)))
+    evidence, threshold = merged.evidence - absent, -math.log(merged.false_alarms)
+    alone = len(monitors) == 1 and replicas == 1
     return {
         "inputs": merged.inputs,
         "not_finite": merged.not_finite,
-        "evidence": merged.evidence,
-        "threshold": float(-np.log(merged.false_alarms)),
+        "evidence": evidence,
+        "threshold": threshold,
         "false_alarms": merged.false_alarms,
-        "alarm": merged.alarm or (len(monitors) == 1 and monitors[0].alarm),
+        "alarm": evidence >= threshold or (alone and monitors[0].alarm),
         "moved": merged.moved,
         "accuracy": merged.accuracy._asdict(),
         "accuracy_when_calibrated": merged.reliability.accuracy,
@@ -299,31 +346,9 @@ def _shown(unknown: Unknown, card: Card) -> dict[str, Any]:
         "label": unknown.label,
         "typicality": unknown.typicality,
     }
-    raw = np.asarray(unknown.x, np.float64)
-    normalisation = card.normalisation
-    if normalisation is not None:
-        shape = (-1, 1, 1) if normalisation.kind == "images" else (-1,)
-        mean, std = (np.reshape(v, shape) for v in (normalisation.mean, normalisation.std))
-        raw = raw * std + mean
-        if normalisation.kind == "images":
-            return {**found, "image": thumbnail(raw)}
-    values = [float(v) if np.isfinite(v) else None for v in raw.reshape(-1)[:MOST_VALUES]]
-    names = normalisation.columns if normalisation is not None else ()
+    if image := thumbnail(unknown.x, card):
+        return {**found, "image": image}
+    raw = original(unknown.x, card).reshape(-1)[:MOST_VALUES]
+    values = [value if math.isfinite(value) else None for value in raw.tolist()]
+    names = card.normalisation.columns if card.normalisation is not None else ()
     return {**found, "values": values, "columns": list(names[:MOST_VALUES])}
-
-
-def thumbnail(image: NDArray[Any]) -> str:
-    """A small PNG as a data URI.
-
-    Args:
-        image: (channels, height, width) between 0 and 1.
-    """
-    from PIL import Image
-
-    with np.errstate(invalid="ignore"):
-        pixels = np.nan_to_num(np.clip(image, 0, 1) * 255).round().astype(np.uint8)
-    picture = Image.fromarray(np.moveaxis(pixels, 0, -1) if len(pixels) == 3 else pixels[0])
-    picture.thumbnail((THUMBNAIL, THUMBNAIL))
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
