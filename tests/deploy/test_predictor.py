@@ -181,7 +181,7 @@ MISFITS = {
     "shape": ({"input_shape": "[7]"}, "normalisation has 2 mean for inputs of shape"),
     "another shape": ({"input_shape": "[3, 2]"}, "the graph reads"),
     "no shape": ({"input_shape": '["a", -1]'}, "not a list of sizes"),
-    "policy": ({"policy": '{"format": 1}'}, "no density-softmax policy, version 2"),
+    "policy": ({"policy": '{"format": 1}'}, "no density-softmax policy, version 3"),
     "another policy": ({"class_names": '["a", "b", "c"]'}, "its policy is for others"),
     "width": (
         {"normalisation": '{"kind": "table", "mean": [0], "std": [1]}'},

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from density_softmax.decide.calibration import (
     Parts,
-    Reliability,
     Scores,
     Settings,
     as_floats,
@@ -30,7 +29,7 @@ from density_softmax.decide.conformal import (
     WeightedQuantile,
 )
 from density_softmax.decide.martingale import Bag
-from density_softmax.decide.risk import Abstention, Curve
+from density_softmax.decide.risk import Abstention, Curve, Reliability
 from density_softmax.decide.shift import DensityRatio, checked_weights
 from density_softmax.errors import UserError
 from density_softmax.files.cards import Card
@@ -120,14 +119,14 @@ class Policy(Card):
         typical: the epistemic scores of the calibration samples.
         bags: epistemic scores, 1 − confidence and the experts' contributions of the calibration
             samples, for a monitor.
-        reliability: of their confidences.
+        reliability: how their confidences tell the accuracy.
         samples: how many each part was fitted on, and how many were not finite.
         sets: if `coverage` was asked for.
         abstention: if `max_error` was asked for.
         shift: the weights of inputs, if target data were passed.
     """
 
-    format = "density-softmax policy, version 2"
+    format = "density-softmax policy, version 3"
     remedy = "fit and save it again"
 
     settings: Settings
@@ -222,7 +221,7 @@ class Policy(Card):
             class_names,
             typical=parts.typical,
             bags=bags,
-            reliability=Reliability.of(scores, labels),
+            reliability=Reliability.of(scores.confidence, scores.labels == labels),
             samples={**samples, **parts.samples},
             sets=parts.sets,
             abstention=parts.abstention,
