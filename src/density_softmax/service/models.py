@@ -246,8 +246,7 @@ class Shelf:
 
     def _keep(self, model: Model) -> None:
         try:
-            model.watcher.view()
-            model.watcher.save()
+            model.watcher.tend()
         except (UserError, OSError) as error:  # a full disk stops no answer
             print(f"density-softmax: {error}", file=sys.stderr)
 

@@ -29,6 +29,7 @@ BACKLOG = 2048
 LONGEST_HEAD = 2**16  # bytes of the headers of a request
 LINGER = 0.3  # seconds in which connections that were accepted may still send a request
 QUICK = 5.0  # a worker that dies sooner was not able to start
+TURN = 0.0005  # seconds after which Python lets another thread run: the default holds answers up
 GRACE = 60.0  # seconds for what was accepted to be answered
 
 
@@ -110,6 +111,7 @@ def run(models: Sequence[str | Path], settings: Settings, listening: socket.sock
         backlog=BACKLOG,
         timeout_graceful_shutdown=int(GRACE),
     )
+    sys.setswitchinterval(TURN)
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, _stopped)  # which uvicorn raises again when it has stopped
     Server(config).run(sockets=[listening])

@@ -31,6 +31,7 @@ from density_softmax.serve.gallery import original, thumbnail
 from density_softmax.service.timeline import Timeline
 
 MOST_VALUES = 32  # of a row that is kept
+State = Mapping[str, Any]
 
 
 class Unknown(NamedTuple):
@@ -74,8 +75,10 @@ class Watcher:
         recent: int = 12,
         replicas: int = 1,
     ) -> None:
-        self._card, self._state, self._lock = card, state, threading.RLock()
-        self._replicas = replicas
+        self._card, self._state, self._replicas = card, state, replicas
+        # The monitor takes a while to read scores; answers wait for the other lock alone. Whoever
+        # needs both takes that of the monitor first.
+        self._judging, self._lock = threading.RLock(), threading.RLock()
         self.monitor = None if policy is None else Monitor(policy, false_alarms, seed=replica)
         watched = {} if self.monitor is None else self.monitor.watches
         self._experts = {name: n for n, name in enumerate(card.experts) if name in watched}
@@ -123,22 +126,30 @@ class Watcher:
         self._log.close()
         self._log = None
 
+    def tend(self) -> None:
+        """What is to be done every second: let the monitor read, keep the state."""
+        self._judged(self._others())
+        self.save()
+
     def settle(self) -> None:
         """Let the monitor read the scores that were noted."""
-        with self._lock:
-            pending, self._pending = self._pending, []
+        with self._judging:
+            self._follow()
+            with self._lock:
+                pending, self._pending = self._pending, []
             if self.monitor is None or not pending:
                 return
             epistemic, confidence, *parts = np.concatenate(pending, axis=1)
             experts = dict(zip(self._experts, parts, strict=True))
             self.monitor.update_scores(epistemic, confidence, experts)
-            interval = self._timeline.at(time())
-            interval.evidence = self.monitor.evidence
-            interval.accuracy = self.monitor.accuracy.value
+            with self._lock:
+                interval = self._timeline.at(time())
+                interval.evidence = self.monitor.evidence
+                interval.accuracy = self.monitor.accuracy.value
 
     def acknowledge(self) -> None:
         """Begin again: somebody has seen the alarm. The other processes follow within a second."""
-        with self._lock:
+        with self._judging:
             now = max(time(), math.nextafter(self._acknowledged, math.inf))
             if self._state is not None:
                 write_text(self._acknowledgement(), repr(now))
@@ -146,7 +157,8 @@ class Watcher:
             self.save()
 
     def _begin_again(self, moment: float) -> None:
-        self.settle()
+        with self._lock:
+            self._pending.clear()
         if self.monitor is not None:
             self.monitor.reset()
         self._alarmed, self._acknowledged = None, moment
@@ -167,8 +179,9 @@ class Watcher:
 
     def view(self) -> dict[str, Any]:
         """What all processes together know, as JSON values."""
-        own = self.to_dict()
-        states = [own, *self._others()]
+        others = self._others()
+        monitor = self._judged(others)
+        states = [self._kept(), *(state for state, _ in others)]
         lines = [Timeline.from_dict(state["timeline"]) for state in states]
         line = Timeline.merge(lines, self._replicas)
         unknown = [each for state in states for each in reversed(state["unknown"])]
@@ -178,48 +191,59 @@ class Watcher:
             "counts": dict(_totals(line)),
             "timeline": line.to_dict(),
             "unknown": unknown[: self._recent],
-            "monitor": None if own["monitor"] is None else self._judged(states),
+            "monitor": monitor,
         }
 
-    def _judged(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What the monitors of all processes say that have seen the last acknowledgement."""
-        since = states[0]["acknowledged"]
-        states = [state for state in states if state["acknowledged"] == since]
-        monitors = [Monitor.from_dict(state["monitor"]) for state in states]
-        found = described(monitors, self._replicas)
-        known = [state["alarmed"] for state in states if state["alarmed"] is not None]
-        with self._lock:
-            if (known or found["alarm"]) and since == self._acknowledged:
-                self._alarmed = min([time(), *known])
-            found |= {"alarm": self._alarmed is not None, "alarmed": self._alarmed}
-        return {**found, "acknowledged": since or None}
+    def _judged(self, others: Sequence[tuple[State, Monitor | None]]) -> dict[str, Any] | None:
+        """What the monitors of all processes say that know of the last acknowledgement."""
+        with self._judging:
+            self.settle()
+            if self.monitor is None:
+                return None
+            since, monitors, known = self._acknowledged, [self.monitor], [self._alarmed]
+            for state, monitor in others:
+                if monitor is not None and state["acknowledged"] == since:
+                    monitors.append(monitor)
+                    known.append(state["alarmed"])
+            found = described(monitors, self._replicas)
+            alarms = [moment for moment in known if moment is not None]
+            if alarms or found["alarm"]:
+                self._alarmed = min([time(), *alarms])
+            alarm = {"alarm": self._alarmed is not None, "alarmed": self._alarmed}
+            return {**found, **alarm, "acknowledged": since or None}
 
     def to_dict(self) -> dict[str, Any]:
         """The state of this process as JSON values."""
-        with self._lock:
-            self._follow()
+        with self._judging:
             self.settle()
-            while self._unknown:
-                self._shown.append(_shown(self._unknown.popleft(), self._card))
+            monitor = None if self.monitor is None else self.monitor.to_dict()
+            return {"monitor": monitor, **self._kept()}
+
+    def _kept(self) -> dict[str, Any]:
+        """The state but for the monitor."""
+        with self._judging:
+            with self._lock:
+                found, timeline = list(self._unknown), self._timeline.to_dict()
+                self._unknown.clear()
+            self._shown += [_shown(each, self._card) for each in found]
             self._shown = self._shown[-self._recent :] if self._recent else []
-            return {
-                "monitor": None if self.monitor is None else self.monitor.to_dict(),
-                "timeline": self._timeline.to_dict(),
-                "unknown": list(self._shown),
-                "alarmed": self._alarmed,
-                "acknowledged": self._acknowledged,
-            }
+            moments = {"alarmed": self._alarmed, "acknowledged": self._acknowledged}
+            return {"timeline": timeline, "unknown": list(self._shown), **moments}
 
     def save(self) -> None:
         """Write the state, and begin a new log."""
-        with self._lock:
-            state = self.to_dict()
-            if self._state is None or state == self._saved:
-                return
-            write_text(self._state, json.dumps(state))
-            self._saved = state
-            if self.monitor is not None:
-                self._begin_log(self.monitor.inputs)
+        if self._state is None:
+            return
+        with self._judging:
+            self.settle()  # while answers go on
+            with self._lock:
+                state = self.to_dict()
+                if state == self._saved:
+                    return
+                write_text(self._state, json.dumps(state))
+                self._saved = state
+                if self.monitor is not None:
+                    self._begin_log(self.monitor.inputs)
 
     def close(self) -> None:
         """Write the state a last time."""
@@ -241,7 +265,7 @@ class Watcher:
 
     def retire(self) -> None:
         """Write no more: the file belongs to the watcher of a newer version."""
-        with self._lock:
+        with self._judging:
             self.close()
             self._state = None
 
@@ -253,7 +277,7 @@ class Watcher:
         state.parent.mkdir(parents=True, exist_ok=True)
         self.save()
 
-    def _read(self, values: Mapping[str, Any]) -> None:
+    def _read(self, values: State) -> None:
         if self.monitor is not None and values["monitor"] is not None:
             found = Monitor.from_dict(values["monitor"])
             if not found.is_replica(self.monitor):
@@ -283,26 +307,26 @@ class Watcher:
                 old.unlink(missing_ok=True)
         self._log = io.FileIO(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")
 
-    def _others(self) -> list[dict[str, Any]]:
-        """The states of the other processes, as far as they are of the same policy."""
+    def _others(self) -> list[tuple[State, Monitor | None]]:
+        """States and monitors of the other processes, as far as they are of the same policy."""
         if self._state is None:
             return []
-        found = []
+        found: list[tuple[State, Monitor | None]] = []
         for file in sorted(self._state.parent.glob(f"{self._state.name.split('.')[0]}.*.json")):
             if file == self._state:
                 continue
-            try:
+            with suppress(OSError, ValueError, KeyError, TypeError):  # of another version, or gone
                 state = json.loads(file.read_text(encoding="utf-8"))
-                if self._is_replica(state):
-                    found.append(state)
-            except (OSError, ValueError, KeyError):
-                continue
+                kept = state["monitor"]
+                monitor = None if kept is None else Monitor.from_dict(kept)
+                if "acknowledged" in state and self._is_replica(monitor):
+                    found.append((state, monitor))
         return found
 
-    def _is_replica(self, state: Mapping[str, Any]) -> bool:
-        if self.monitor is None or state["monitor"] is None:
-            return self.monitor is None and state["monitor"] is None
-        return self.monitor.is_replica(Monitor.from_dict(state["monitor"]))
+    def _is_replica(self, other: Monitor | None) -> bool:
+        if self.monitor is None or other is None:
+            return self.monitor is other
+        return self.monitor.is_replica(other)
 
 
 def described(monitors: Sequence[Monitor], replicas: int = 1) -> dict[str, Any]:
@@ -315,7 +339,7 @@ def described(monitors: Sequence[Monitor], replicas: int = 1) -> dict[str, Any]:
         monitors: of replicas.
         replicas: as many as there may be.
     """
-    merged = Monitor.merge(monitors)
+    merged = monitors[0] if len(monitors) == 1 else Monitor.merge(monitors)
     absent = math.log(max(1.0, replicas / len(monitors)))
     evidence, threshold = merged.evidence - absent, -math.log(merged.false_alarms)
     alone = len(monitors) == 1 and replicas == 1
