@@ -53,7 +53,7 @@ NAMES = [f"class{number}" for number in range(10)]
 PIXELS = {"kind": "images", "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
 CLIENTS, OVERLOAD = 32, 5
 NUM_IMAGES = 64
-OUTPUTS = ("probs", "epistemic", "p_value")
+OUTPUTS = ("probs", "epistemic", "typicality")
 PARTS = ("predictor", "load", "half", "overload", "kill", "soak")
 READY = """
 from time import perf_counter
@@ -355,8 +355,8 @@ def _expected(predictor: Predictor) -> list[bytes]:
     assert predictor.policy is not None
     for image in pictures():
         answer = predictor.predict(predictor.prepare(image[None]))
-        p_value = predictor.policy(answer).p_value
-        found.append(answer.probs.tobytes() + answer.epistemic.tobytes() + p_value.tobytes())
+        typicality = predictor.policy(answer).typicality
+        found.append(answer.probs.tobytes() + answer.epistemic.tobytes() + typicality.tobytes())
     return found
 
 

@@ -17,6 +17,7 @@ LAYERS = (
     ("errors", "lazy"),
     ("files", "config", "cluster"),
     ("types", "serve", "decide"),
+    ("service",),
     ("training",),
     ("nn", "data", "metrics"),
     ("methods",),
@@ -89,7 +90,7 @@ def test_serving_imports_nothing_that_trains():
     code = "import sys; sys.meta_path.insert(0, type('No', (), {'find_spec': staticmethod(\n"
     code += "    lambda name, *_: 1 / 0 if name == 'torch' else None)}))\n"
     code += "from density_softmax.serve import card, inputs, outputs, predictor, stream\n"
-    code += "from density_softmax.serve import app, client, process\n"
+    code += "from density_softmax.service import app, client, process\n"
     code += "from density_softmax.decide import monitor, policy"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -2,16 +2,18 @@
 
     python docs/drawing/detection.py [--out FOLDER]
 
-writes detection.svg to docs/images, from the rows of docs/results/posthoc_cifar10.csv.
+writes detection.svg, and its first panel as detection_resnet20.svg, to docs/images, from the rows
+of docs/results/posthoc_cifar10.csv.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from density_softmax.methods import MethodConfig
 from density_softmax.report.style import DARK_BLUE, INK, PAGE, add_axes, new_figure, paper_style
@@ -49,14 +51,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=DOCS / "images", help="the folder to write to")
     out: Path = parser.parse_args().out
     rows = read_rows(DOCS / "results" / "posthoc_cifar10.csv")
-    with paper_style():
-        figure = new_figure(PAGE, 2.9)
-        for number, network in enumerate(NETWORKS):
-            axes = add_axes(figure, 0.5 + 3.45 * number, 0.25, 2.85, 2.2)
-            draw(axes, scores([r for r in rows if r.recipe.endswith(network)]))
-            axes.set_title(f"ResNet-{network.removeprefix('resnet')}", loc="left")
-        figure.savefig(out / "detection.svg", metadata={"Date": None})
-    print(out / "detection.svg")
+    for name, networks in (("detection", NETWORKS), ("detection_resnet20", NETWORKS[:1])):
+        with paper_style():
+            draw_networks(rows, networks).savefig(out / f"{name}.svg", metadata={"Date": None})
+        print(out / f"{name}.svg")
+
+
+def draw_networks(rows: list[Row], networks: Sequence[str]) -> Figure:
+    """A panel for each network, side by side."""
+    figure = new_figure(PAGE * len(networks) / len(NETWORKS), 2.9)
+    for number, network in enumerate(networks):
+        axes = add_axes(figure, 0.5 + 3.45 * number, 0.25, 2.85, 2.2)
+        draw(axes, scores([r for r in rows if r.recipe.endswith(network)]))
+        axes.set_title(f"ResNet-{network.removeprefix('resnet')}", loc="left")
+    return figure
 
 
 def scores(rows: list[Row]) -> dict[str, tuple[float, float]]:
@@ -87,7 +95,7 @@ def draw(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
             weight="bold" if ours else "normal",
             ha="right" if ours else "left",
         )
-    axes.set(xlim=(LOWEST, 0.91), ylim=(0.8, 1.0))
+    axes.set(xlim=(LOWEST, 0.91), ylim=(0.8, 1.01))
     axes.set_xlabel("AUROC CIFAR-100 (near)", fontsize=8)
     axes.set_ylabel("AUROC SVHN (far)", fontsize=8)
     axes.grid(alpha=0.3, linewidth=0.4)

@@ -137,14 +137,7 @@ RIVALS = tuple(
 )
 ORACLE = Line("the best temperature of each shifted set", "temperature_scaling", "oracle")
 ALL = (NETWORK, TEMPERATURE, ORACLE, *RIVALS, *FORMS)
-SHORT = (
-    NETWORK,
-    TEMPERATURE,
-    Line(title("knn"), "knn"),
-    Line("Mahalanobis++", "mahalanobis_plus_plus"),
-    PAPER,
-    OURS,
-)
+SHORT = (NETWORK, TEMPERATURE, Line("Mahalanobis++", "mahalanobis_plus_plus"), OURS)
 CALIBRATED = (
     NETWORK,
     TEMPERATURE,

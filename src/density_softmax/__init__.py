@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from density_softmax.nn.backbones.headless import Headless as Headless
     from density_softmax.posthoc import attach as attach
     from density_softmax.report.comparison import Comparison as Comparison
-    from density_softmax.serve.client import Client as Client
     from density_softmax.serve.predictor import Predictor as Predictor
+    from density_softmax.service.client import Client as Client
     from density_softmax.types import Prediction as Prediction
     from density_softmax.updating import update as update
 

@@ -49,7 +49,7 @@ def test_a_decision_says_what_it_holds():
     p, _ = sample(50, 1)
     decided = policy(class_names=["a", "b", "c", "d", "e"])(p)
     frame = decided.to_pandas()
-    assert list(frame) == ["action", "label", "confidence", "p_value", "set", "reason"]
+    assert list(frame) == ["action", "label", "confidence", "typicality", "set", "reason"]
     assert frame["label"].tolist() == [decided.class_names[i] for i in p.probs.argmax(1)]
     assert [len(each) for each in decided.set_names] == decided.sets.sum(1).tolist()
     assert repr(decided).startswith("Decision(50 rows: ")
@@ -60,7 +60,7 @@ def test_tensors_and_arrays_are_decided_alike():
     p, _ = sample(50, 1)
     found, tensors = policy(), ds.Prediction(*map(torch.from_numpy, p))
     assert (found(tensors).action == found(p).action).all()
-    assert (found.typicality(tensors) == found(p).p_value).all()
+    assert (found.typicality(tensors) == found(p).typicality).all()
 
 
 def test_a_model_is_asked_for_predictions_of_pairs_and_of_batches():

@@ -1,12 +1,19 @@
-"""Abstention: exact bounds, and a bound on errors that holds as often as it says."""
+"""Abstention: exact bounds, and a bound on errors that holds as often as it says; accuracies."""
 
 import numpy as np
 import pytest
 from scipy import stats
-from worlds import confidences, overconfident_top
+from worlds import confidences, gaussians, overconfident_top
 
 from density_softmax.decide.conformal import GuaranteeError
-from density_softmax.decide.risk import Abstention, Curve, lower_bound, samples_for, upper_bound
+from density_softmax.decide.risk import (
+    Abstention,
+    Curve,
+    Reliability,
+    lower_bound,
+    samples_for,
+    upper_bound,
+)
 
 # So many of 500 splits may violate a bound that holds with 95 % each.
 MOST_VIOLATIONS = stats.binom.ppf(0.999, 500, 0.05)
@@ -94,6 +101,29 @@ def test_a_model_that_is_too_bad_is_told_so():
     rng = np.random.default_rng(2)
     with pytest.raises(GuaranteeError, match="a better model would"):
         Abstention.of(rng.random(500), rng.random(500) < 0.5, 0.02, 0.95)
+
+
+@pytest.mark.parametrize("decimals", [1, 12])  # confidences with ties, and without
+def test_the_estimated_accuracy_of_the_samples_is_their_own(decimals):
+    p, y = gaussians(500, np.random.default_rng(0))
+    confidence, right = p.probs.max(1).round(decimals), p.probs.argmax(1) == y
+    found = Reliability.of(confidence, right)
+    assert found.estimate(found.sums(confidence)).value == pytest.approx(right.mean())
+    none = Reliability.of(confidence, np.zeros(500, bool))
+    assert none.estimate(none.sums(confidence)).value == pytest.approx(0.0)
+
+
+def test_under_a_shift_the_interval_holds_both_estimates_of_the_accuracy():
+    p, y = gaussians(500, np.random.default_rng(0))
+    confidence, right = p.probs.max(1), p.probs.argmax(1) == y
+    found, shifted = Reliability.of(confidence, right), 0.7 * confidence
+    mean = shifted.mean() - found.mean_gap
+    share = (shifted >= found.threshold).mean()
+    value, low, high = found.estimate(found.sums(shifted))
+    assert value == pytest.approx((mean + share) / 2)
+    assert low < min(mean, share) < max(mean, share) < high
+    near = found.estimate(found.sums(confidence))
+    assert high - low > near.high - near.low
 
 
 def test_a_curve_is_drawn(tmp_path):

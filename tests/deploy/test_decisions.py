@@ -42,7 +42,7 @@ def test_the_graph_decides_as_the_policy_does(vector_file, kind):
     decided = policy(predictor.predict(x))
     names = np.array(["answer", "abstain", "unknown"])
     assert names[outputs["action"]].tolist() == decided.action.tolist()
-    np.testing.assert_allclose(outputs["p_value"], decided.p_value, rtol=1e-6)
+    np.testing.assert_allclose(outputs["typicality"], decided.typicality, rtol=1e-6)
     if kind == "aps":
         assert "sets" not in outputs
     else:
@@ -61,8 +61,8 @@ def test_an_exported_policy_decides_in_the_file(vector_file, tmp_path):
     predictor = ds.Predictor(tmp_path / "model.onnx")
     x = labelled(served, 100, 2)[0]
     session = onnx_session(tmp_path / "model.onnx")
-    p_value, action, sets = session.run(["p_value", "action", "sets"], {"x": x})
+    typicality, action, sets = session.run(["typicality", "action", "sets"], {"x": x})
     decided = predictor.decide(x)
     assert (sets == decided.sets).all()
     assert (np.array(["answer", "abstain", "unknown"])[action] == decided.action).all()
-    np.testing.assert_allclose(p_value, predictor.predict(x).typicality, rtol=1e-6)
+    np.testing.assert_allclose(typicality, predictor.predict(x).typicality, rtol=1e-6)

@@ -181,7 +181,7 @@ MISFITS = {
     "shape": ({"input_shape": "[7]"}, "normalisation has 2 mean for inputs of shape"),
     "another shape": ({"input_shape": "[3, 2]"}, "the graph reads"),
     "no shape": ({"input_shape": '["a", -1]'}, "not a list of sizes"),
-    "policy": ({"policy": '{"format": 1}'}, "no density-softmax policy, version 2"),
+    "policy": ({"policy": '{"format": 1}'}, "no density-softmax policy, version 3"),
     "another policy": ({"class_names": '["a", "b", "c"]'}, "its policy is for others"),
     "width": (
         {"normalisation": '{"kind": "table", "mean": [0], "std": [1]}'},
@@ -337,15 +337,19 @@ def test_unknown_inputs_are_those_above_the_threshold_of_any_share(vector_file, 
 
 def test_a_predictor_decides_as_its_policy_does(vector_file, tmp_path):
     x = [[0.0, 0.0], [1e4, 1e4], [np.nan, 0.0]]
-    predictor = ds.Predictor(vector_file)
-    assert predictor.decide(x).action.tolist() == ["answer", "answer", "unknown"]
-    strict = predictor.policy.at(0.05)
+    strict = ds.Predictor(vector_file).card.policy.at(0.05)
     strict.save(tmp_path / "policy.json")
-    for each in (strict, tmp_path / "policy.json"):
+    for each in (strict, tmp_path / "policy.json", None):  # 0.05 if nothing was promised
         decided = ds.Predictor(vector_file, policy=each).decide(x)
         assert decided.action.tolist() == ["answer", "unknown", "unknown"]
         assert decided.names[0] in ("left", "right", "top")
-        assert decided.rows()[1]["p_value"] == pytest.approx(1 / 401)
+        assert decided.rows()[1]["typicality"] == pytest.approx(1 / 401)
+
+
+def test_answers_in_several_batches_know_how_typical_inputs_are(vector_file):
+    predictor, x = ds.Predictor(vector_file), draw(9, 2, seed=5)
+    found = predictor.predict(x, batch_size=2).typicality
+    np.testing.assert_allclose(found, predictor.predict(x).typicality)
 
 
 def test_a_policy_of_another_model_is_refused(vector_file, image_file, tmp_path):

@@ -222,10 +222,27 @@ def test_flags_follow_the_policy():
     assert found[1] == [("", ""), ("", ""), ("bad", ""), ("bad", "")]
 
 
+@pytest.mark.parametrize(
+    ("promised", "asked", "actions"),
+    [
+        ({}, None, ["answer", "unknown"]),  # as a Predictor decides, at 0.05
+        ({}, 0.01, ["answer", "answer"]),
+        ({"coverage": 0.9}, None, ["answer", "answer"]),
+        ({"false_alarms": 0.01}, None, ["answer", "answer"]),
+    ],
+)
+def test_who_promises_nothing_calls_one_in_twenty_unknown(tmp_path, promised, asked, actions):
+    model, out = Fake(), tmp_path / "out.csv"
+    model.card = dataclasses.replace(PLAIN, policy=policy(**promised))
+    (tmp_path / "rows.csv").write_text("1,0\n1.95,0\n")
+    predict_stream(model, tmp_path / "rows.csv", out, false_alarms=asked)
+    assert [row["action"] for row in rows_of(out)] == actions
+
+
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_decisions_are_columns_of_every_format(tmp_path, suffix):
     model, out = Fake(), tmp_path / f"out.{suffix}"
-    model.card = dataclasses.replace(PLAIN, policy=policy(coverage=0.9))
+    model.card = dataclasses.replace(PLAIN, policy=policy(coverage=0.9, false_alarms=0.05))
     (tmp_path / "rows.csv").write_text("1,0\n3,0\nx,0\n")
     predict_stream(model, tmp_path / "rows.csv", out)
     if suffix == "parquet":
@@ -237,7 +254,7 @@ def test_decisions_are_columns_of_every_format(tmp_path, suffix):
     assert [row["action"] for row in rows] == ["answer", "unknown", "unknown"]
     assert [row["set"] for row in rows] == [["a", "b"]] * 3
     expected = policy().typical.p_values(np.array([1.0, 3.0, np.inf]))
-    assert [float(row["p_value"]) for row in rows] == pytest.approx(expected)
+    assert [float(row["typicality"]) for row in rows] == pytest.approx(expected)
     reasons = ["", "unlike the calibration data", "the input or its prediction is not finite"]
     assert [row["reason"] for row in rows] == reasons
 
@@ -363,7 +380,7 @@ def test_without_a_file_csv_goes_to_the_standard_output(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     written(None)
     assert sys.stdout.getvalue().startswith(
-        "input,label,confidence,aleatoric,epistemic,flag,note,p_value,action,set,reason\n"
+        "input,label,confidence,aleatoric,epistemic,flag,note,typicality,action,set,reason\n"
     )
 
 

@@ -170,8 +170,8 @@ def test_what_cannot_be_read_is_the_same_error_on_a_cluster(
 SERVE = """
 from pathlib import Path
 from ray import serve
-from density_softmax.serve.cluster import APPLICATION, application
-from density_softmax.serve.settings import Settings
+from density_softmax.service.cluster import APPLICATION, application
+from density_softmax.service.settings import Settings
 serve.start(http_options={{"host": "127.0.0.1", "port": {port}}})
 serve.run(application([Path({model!r})], Settings(state={state!r}), 2), name=APPLICATION)
 """

@@ -81,7 +81,7 @@ def serve(
     `/predict`, or tensors to `/v2/models/NAME/infer` (Open Inference Protocol); NAME is that of
     the file. `/monitor` says whether the world has changed, `/metrics` is for Prometheus,
     `/openapi.json` describes everything. Decisions are those of the policy in the file, or of
-    `--policy`.
+    `--policy`; one that promises nothing calls 5 % of inputs drawn like its data unknown.
 
     Requests that wait together are computed together. What is too much is refused with a reason,
     what is accepted is answered, also after Ctrl-C. A file that changes is loaded without
@@ -106,7 +106,7 @@ def serve(
 
     - `density-softmax serve model.onnx --host 0.0.0.0 --token-file token.txt`
     """
-    from density_softmax.serve.settings import Settings, read_token
+    from density_softmax.service.settings import Settings, read_token
 
     settings = Settings(
         policy=None if policy is None else str(policy),
@@ -129,9 +129,9 @@ def serve(
 def _serve(
     models: list[Path], settings: object, host: str, port: int, workers: int, engine: EngineName
 ) -> None:
-    from density_softmax.serve.models import Shelf
-    from density_softmax.serve.process import bind, serve
-    from density_softmax.serve.settings import Settings
+    from density_softmax.service.models import Shelf
+    from density_softmax.service.process import bind, serve
+    from density_softmax.service.settings import Settings
 
     assert isinstance(settings, Settings)
     names = list(Shelf(models, settings).models)  # what cannot be served is said before
@@ -141,7 +141,7 @@ def _serve(
     shown = f"[{found[0]}]" if ":" in found[0] else found[0]
     _warn_of_strangers(host, settings.token)
     if engine == "ray":
-        from density_softmax.serve.cluster import serve_on_cluster
+        from density_softmax.service.cluster import serve_on_cluster
 
         listening.close()  # it is free, and Ray takes it
         serve_on_cluster(models, settings, found[0], found[1], workers)

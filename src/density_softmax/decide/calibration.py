@@ -257,28 +257,6 @@ class Settings:
             )
 
 
-class Reliability(NamedTuple):
-    """How confidences compare with accuracy on the calibration samples.
-
-    Attributes:
-        accuracy: the share of labels that are right.
-        gap: mean confidence − accuracy.
-        error: the standard error of the gap.
-    """
-
-    accuracy: float
-    gap: float
-    error: float
-
-    @classmethod
-    def of(cls, scores: Scores, labels: Ints) -> Reliability:
-        """Of calibration samples."""
-        right = scores.labels == labels
-        gaps = scores.confidence - right
-        error = gaps.std(ddof=1) / len(gaps) ** 0.5
-        return cls(float(right.mean()), float(gaps.mean()), float(error))
-
-
 class Parts(NamedTuple):
     """The fitted parts of a policy, and how many samples each had."""
 

@@ -6,16 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 from typing import IO, Any, NamedTuple, final
 
 import numpy as np
 
-from density_softmax.decide.calibration import Reliability, Scores, as_floats
+from density_softmax.decide.calibration import Scores, as_floats
 from density_softmax.decide.conformal import Floats
 from density_softmax.decide.martingale import Bag, Bets, Watch
 from density_softmax.decide.policy import Policy
-from density_softmax.decide.risk import lower_bound, upper_bound
+from density_softmax.decide.risk import Estimate, Reliability, lower_bound, upper_bound
 from density_softmax.errors import UserError
 from density_softmax.files.cards import Card, as_json
 
@@ -23,14 +22,6 @@ from density_softmax.files.cards import Card, as_json
 ALARMING = ("epistemic", "confidence")
 MOST_POINTS = 400  # of the history
 BLOCKS = 20  # of the window
-
-
-class Estimate(NamedTuple):
-    """A number and the interval that holds the true one with probability 0.95."""
-
-    value: float
-    low: float
-    high: float
 
 
 class Check(NamedTuple):
@@ -83,7 +74,7 @@ class Monitor(Card):
             are saved at once.
     """
 
-    format = "density-softmax monitor, version 2"
+    format = "density-softmax monitor, version 3"
     remedy = "delete it to begin again"
 
     false_alarms: float
@@ -95,8 +86,9 @@ class Monitor(Card):
     not_finite: int
     alarmed_at: int | None
     history: list[Point]
-    blocks: list[list[float]]
-    labels: Floats  # how many, right ones, Σ confidence, Σ confidence (1 − confidence)
+    blocks: list[Floats]  # the sums of the latest inputs
+    right: int  # among the labels that have arrived
+    labelled: Floats  # the sums of the inputs that these are of
     position: Any
 
     def __init__(
@@ -124,7 +116,8 @@ class Monitor(Card):
 
     def _begin(self) -> None:
         self.inputs, self.not_finite, self.alarmed_at = 0, 0, None
-        self.history, self.blocks, self.labels = [], [], np.zeros(4)
+        self.history, self.blocks = [], []
+        self.right, self.labelled = 0, np.zeros(4)
 
     def update(self, prediction: Any, labels: Any = None, experts: Any = None) -> bool:
         """Read the next inputs of the stream.
@@ -189,9 +182,8 @@ class Monitor(Card):
         if len(y) != len(scores.finite):
             raise UserError(f"{len(y)} labels for {len(scores.finite)} rows: pass one for each")
         known = scores.finite & (y >= 0)
-        sure = scores.confidence[known]
-        right = (scores.labels[known] == y[known]).sum()
-        self.labels += [known.sum(), right, sure.sum(), (sure * (1 - sure)).sum()]
+        self.right += int((scores.labels[known] == y[known]).sum())
+        self.labelled = self.labelled + self.reliability.sums(scores.confidence[known])
 
     @property
     def alarm(self) -> bool:
@@ -214,22 +206,20 @@ class Monitor(Card):
     def accuracy(self) -> Estimate:
         """An estimate of the accuracy on the latest inputs, from their confidences.
 
-        It holds as far as confidences are as reliable as on the calibration samples, whose mean
-        gap between confidence and accuracy is subtracted. `check` says whether they are.
+        It holds as far as confidences fall with the accuracy. `check` says whether they do.
         """
-        count, sure, variance = np.sum(self.blocks, axis=0) if self.blocks else np.zeros(3)
-        return _expected(count, sure, variance, self.reliability)
+        return self.reliability.estimate(np.sum([np.zeros(4), *self.blocks], axis=0))
 
     @property
     def check(self) -> Check | None:
         """How the labels that have arrived agree with the confidences; None without labels."""
-        count, right, sure, variance = self.labels.tolist()
+        count = int(self.labelled[0])
         if not count:
             return None
-        numbers = np.array([right]), np.array([count])
+        numbers = np.array([self.right]), np.array([count])
         low, high = (bound(*numbers, 0.975)[0] for bound in (lower_bound, upper_bound))
-        expected = _expected(count, sure, variance, self.reliability)
-        accuracy = Estimate(right / count, float(low), float(high))
+        expected = self.reliability.estimate(self.labelled)
+        accuracy = Estimate(self.right / count, float(low), float(high))
         return Check(accuracy, expected, expected.low <= accuracy.value <= expected.high)
 
     def reset(self) -> None:
@@ -265,7 +255,8 @@ class Monitor(Card):
         merged._begin()
         merged.inputs = sum(each.inputs for each in monitors)
         merged.not_finite = sum(each.not_finite for each in monitors)
-        merged.labels = np.sum([each.labels for each in monitors], axis=0)
+        merged.right = sum(each.right for each in monitors)
+        merged.labelled = np.sum([each.labelled for each in monitors], axis=0)
         merged.blocks = [block for each in monitors for block in each.blocks]
         if merged.evidence >= -math.log(first.false_alarms):
             merged.alarmed_at = merged.inputs
@@ -318,9 +309,9 @@ class Monitor(Card):
 
     def _remember(self, sure: Floats) -> None:
         """Add to the window and to the history, and keep both short."""
-        added = [float(len(sure)), float(sure.sum()), float((sure * (1 - sure)).sum())]
+        added = self.reliability.sums(sure)
         if self.blocks and self.blocks[-1][0] < self.window / BLOCKS:
-            added = [a + b for a, b in zip(self.blocks.pop(), added, strict=True)]
+            added = added + self.blocks.pop()
         self.blocks.append(added)
         while sum(block[0] for block in self.blocks[1:]) >= self.window:
             self.blocks.pop(0)
@@ -348,13 +339,3 @@ def _scores(name: str, values: Any) -> Floats:
     if found.ndim != 1:
         raise UserError(f"'{name}' of shape {found.shape}: pass a score per row")
     return np.where(np.isfinite(found), found, np.inf)
-
-
-def _expected(count: float, sure: float, variance: float, reliability: Reliability) -> Estimate:
-    """The share that is right among inputs with these sums of confidences and variances."""
-    if not count:
-        return Estimate(reliability.accuracy, 0.0, 1.0)
-    value = sure / count - reliability.gap
-    width = NormalDist().inv_cdf(0.975) * math.hypot(math.sqrt(variance) / count, reliability.error)
-    clip = [min(max(each, 0.0), 1.0) for each in (value, value - width, value + width)]
-    return Estimate(*(float(each) for each in clip))

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from density_softmax.decide.calibration import (
     Parts,
-    Reliability,
     Scores,
     Settings,
     as_floats,
@@ -30,7 +29,7 @@ from density_softmax.decide.conformal import (
     WeightedQuantile,
 )
 from density_softmax.decide.martingale import Bag
-from density_softmax.decide.risk import Abstention, Curve
+from density_softmax.decide.risk import Abstention, Curve, Reliability
 from density_softmax.decide.shift import DensityRatio, checked_weights
 from density_softmax.errors import UserError
 from density_softmax.files.cards import Card
@@ -49,7 +48,8 @@ class Decision:
         action: `answer`, `abstain` or `unknown`, (rows,).
         labels: the likeliest class, (rows,); −1 in rows that are not finite.
         sets: which labels are in the set, (rows, classes); None if the policy has no sets.
-        p_value: share of calibration samples that are at least as unusual, (rows,).
+        typicality: share of calibration samples that are at least as unusual, (rows,); a
+            conformal p-value.
         confidence: probability of the label, (rows,).
         reason: why a row is not answered, (rows,); empty if it is.
         class_names: of the columns of `sets`.
@@ -58,7 +58,7 @@ class Decision:
     action: NDArray[np.str_]
     labels: Ints
     sets: Bools | None
-    p_value: Floats
+    typicality: Floats
     confidence: Floats
     reason: NDArray[np.str_]
     class_names: tuple[str, ...]
@@ -92,12 +92,12 @@ class Decision:
         return pd.DataFrame(self.rows())
 
     def rows(self) -> list[dict[str, Any]]:
-        """For each row `action`, `label`, `confidence`, `p_value`, `set`, if any, and `reason`."""
+        """For each row action, label, confidence, typicality, set (if any) and reason."""
         columns: dict[str, list[Any]] = {
             "action": self.action.tolist(),
             "label": self.names,
             "confidence": self.confidence.tolist(),
-            "p_value": self.p_value.tolist(),
+            "typicality": self.typicality.tolist(),
             **({} if self.sets is None else {"set": self.set_names}),
             "reason": self.reason.tolist(),
         }
@@ -109,7 +109,7 @@ class Decision:
 class Policy(Card):
     """Decides what to do with each prediction. Make one with `Policy.fit`.
 
-    One rule of precedence: a row is `unknown` if it is not finite or its p-value is at most
+    One rule of precedence: a row is `unknown` if it is not finite or its typicality is at most
     `false_alarms`; else `abstain` if its confidence is below the threshold of `max_error`; else
     `answer`. Only the parts that were asked for take part.
 
@@ -119,14 +119,14 @@ class Policy(Card):
         typical: the epistemic scores of the calibration samples.
         bags: epistemic scores, 1 − confidence and the experts' contributions of the calibration
             samples, for a monitor.
-        reliability: of their confidences.
+        reliability: how their confidences tell the accuracy.
         samples: how many each part was fitted on, and how many were not finite.
         sets: if `coverage` was asked for.
         abstention: if `max_error` was asked for.
         shift: the weights of inputs, if target data were passed.
     """
 
-    format = "density-softmax policy, version 2"
+    format = "density-softmax policy, version 3"
     remedy = "fit and save it again"
 
     settings: Settings
@@ -173,7 +173,8 @@ class Policy(Card):
             coverage: probability that a set of labels holds the true one.
             max_error: largest share of wrong labels among answered inputs.
             confidence: probability, over samples, that `max_error` holds.
-            false_alarms: share of inputs like the samples that may be called unknown.
+            false_alarms: share of inputs drawn like the calibration data that may be called
+                unknown.
             score: of labels in sets: `lac` makes the smallest, `aps` and `raps` adapt their size.
             classwise: cover every class with probability `coverage`, not only all together.
             randomised: of aps and raps: smaller sets with exact coverage. The same probabilities
@@ -220,7 +221,7 @@ class Policy(Card):
             class_names,
             typical=parts.typical,
             bags=bags,
-            reliability=Reliability.of(scores, labels),
+            reliability=Reliability.of(scores.confidence, scores.labels == labels),
             samples={**samples, **parts.samples},
             sets=parts.sets,
             abstention=parts.abstention,
@@ -261,8 +262,8 @@ class Policy(Card):
             raise UserError(
                 f"{scores.probs.shape[1]} classes: the policy is for {len(self.class_names)}"
             )
-        p_value = self.typical.p_values(scores.epistemic)
-        rare = is_unknown(p_value, self.settings.false_alarms)
+        typicality = self.typical.p_values(scores.epistemic)
+        rare = is_unknown(typicality, self.settings.false_alarms)
         unknown = rare | ~scores.finite
         limit = 0.0 if self.abstention is None else self.abstention.threshold
         unsure = ~unknown & (scores.confidence < limit)
@@ -270,7 +271,7 @@ class Policy(Card):
             action=np.select([unknown, unsure], ["unknown", "abstain"], "answer"),
             labels=np.where(scores.finite, scores.labels, -1),
             sets=self._sets(scores, unknown, unsure, weights, features),
-            p_value=p_value,
+            typicality=typicality,
             confidence=scores.confidence,
             reason=np.select(
                 [~scores.finite, rare, unsure],
@@ -302,8 +303,8 @@ class Policy(Card):
         """The same policy with another rate of false alarms.
 
         Args:
-            false_alarms: share of inputs like the samples that may be called unknown. None takes
-                that of the policy.
+            false_alarms: share of inputs drawn like the calibration data that may be called
+                unknown; None takes that of the policy.
         """
         own = self.settings.false_alarms
         if false_alarms is None or false_alarms == own:
@@ -337,13 +338,13 @@ class Policy(Card):
 
         Args:
             prediction: what `predict` returned.
-            false_alarms: share of inputs like the samples that may be called so.
+            false_alarms: share of inputs drawn like the calibration data that may be.
         """
         self.typical.check_rate(false_alarms)
         return is_unknown(self.typicality(prediction), false_alarms)
 
     def typicality(self, prediction: Any) -> Floats:
-        """The p-value of each row: how many calibration samples are at least as unusual, (rows,).
+        """The share of calibration samples that are at least as unusual as each row, (rows,).
 
         Args:
             prediction: what `predict` returned.
@@ -368,7 +369,7 @@ class Policy(Card):
         return self._fitted(self.settings, self.class_names, *labelled(model, data))
 
     def __repr__(self) -> str:
-        return f"Policy({'; '.join(self.promises) or 'p-values'})"
+        return f"Policy({'; '.join(self.promises) or 'typicality'})"
 
     def summary(self) -> str:
         """What is guaranteed, and with how many samples."""
@@ -390,5 +391,7 @@ class Policy(Card):
             said.append(f"{bound} with confidence {self.abstention.confidence:.4g}, {share}")
         if self.settings.false_alarms is not None:
             rate = f"{self.settings.false_alarms:.4g}"
-            said.append(f"at most {rate} of inputs like the samples are called unknown")
+            said.append(
+                f"at most {rate} of inputs drawn like the calibration data are called unknown"
+            )
         return said

@@ -1,11 +1,12 @@
-"""Answer as often as a bound on the share of wrong answers allows."""
+"""How often labels are wrong: a bound that decides what is answered, and an estimate."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from statistics import NormalDist
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
@@ -160,6 +161,78 @@ class Abstention:
     def coverage(self) -> float:
         """The share of calibration samples that is answered."""
         return float(self.curve.coverage[self.chosen])
+
+
+class Estimate(NamedTuple):
+    """A number and the interval that holds the true one with probability 0.95."""
+
+    value: float
+    low: float
+    high: float
+
+
+@final
+@dataclass(frozen=True)
+class Reliability:
+    """How confidences tell the accuracy, from labelled calibration samples.
+
+    Two estimates are made of the accuracy on other inputs: the mean of their confidences, and the
+    share of them that reach a threshold, which as many calibration samples reach as are right
+    (average thresholded confidence, Garg et al., ICLR 2022). On inputs drawn like the samples both
+    are exact but for noise. Under a shift the first is mostly too high, and the second too low if
+    confidences fall with the density; the estimate is their mean, and its interval holds both.
+
+    Args:
+        accuracy: the share of the samples' labels that are right.
+        threshold: of the confidence.
+        mean_gap: mean confidence of the samples − accuracy.
+        share_gap: share of them that reach the threshold − accuracy; 0 unless confidences are tied.
+        error: the standard error of the mean of both gaps.
+    """
+
+    accuracy: float
+    threshold: float
+    mean_gap: float
+    share_gap: float
+    error: float
+
+    @classmethod
+    def of(cls, confidence: Floats, right: Bools) -> Reliability:
+        """Of calibration samples.
+
+        Args:
+            confidence: probabilities of the likeliest classes, (n,).
+            right: whether these are the true ones, (n,).
+        """
+        # If none is right, no confidence reaches the threshold.
+        threshold = float(np.append(2.0, np.sort(confidence)[::-1])[right.sum()])
+        gaps = np.stack([confidence, confidence >= threshold]) - right
+        error = gaps.mean(0).std(ddof=1) / len(right) ** 0.5
+        return cls(float(right.mean()), threshold, *map(float, (*gaps.mean(1), error)))
+
+    def sums(self, confidence: Floats) -> Floats:
+        """What is kept of inputs: their number, Σ c, how many reach the threshold, Σ c (1 − c).
+
+        Args:
+            confidence: c, (rows,).
+        """
+        reached = float((confidence >= self.threshold).sum())
+        variance = (confidence * (1 - confidence)).sum()
+        return np.array([len(confidence), confidence.sum(), reached, variance], np.float64)
+
+    def estimate(self, sums: Floats) -> Estimate:
+        """The accuracy of inputs.
+
+        Args:
+            sums: of `sums`, added up over any number of inputs.
+        """
+        count, sure, reached, variance = sums.tolist()
+        if not count:
+            return Estimate(self.accuracy, 0.0, 1.0)
+        mean, share = sure / count - self.mean_gap, reached / count - self.share_gap
+        noise = NormalDist().inv_cdf(0.975) * math.hypot(math.sqrt(variance) / count, self.error)
+        value, width = (mean + share) / 2, abs(mean - share) / 2 + noise
+        return Estimate(*(min(max(x, 0.0), 1.0) for x in (value, value - width, value + width)))
 
 
 def upper_bound(errors: Ints, answered: Ints, confidence: float) -> Floats:

@@ -13,9 +13,9 @@ from density_softmax.decide.policy import ACTIONS, Policy
 
 
 def add_decisions(proto: Any, policy: Policy) -> None:
-    """Add the outputs `p_value`, `action` and, where that is cheap, `sets` to a graph.
+    """Add the outputs `typicality`, `action` and, where that is cheap, `sets` to a graph.
 
-    - `p_value`, (batch,): the rank of the epistemic uncertainty, looked up in a table.
+    - `typicality`, (batch,): the rank of the epistemic uncertainty, looked up in a table.
     - `action`, (batch,): 0, 1 or 2 for answer, abstain or unknown.
     - `sets`, (batch, classes): which labels are in the set. Only for the score `lac`, which
       compares probabilities with a number: `aps` and `raps` hash the bits of float64 numbers, and
@@ -67,7 +67,7 @@ class _Nodes:
     def output(self, name: str, result: str, shape: list[str | int]) -> None:
         """Return a result from the graph by a name."""
         types = self.onnx.TensorProto
-        kinds = {"p_value": types.FLOAT, "action": types.INT64, "sets": types.BOOL}
+        kinds = {"typicality": types.FLOAT, "action": types.INT64, "sets": types.BOOL}
         self.graph.node.append(self.onnx.helper.make_node("Identity", [result], [name]))
         value = self.onnx.helper.make_tensor_value_info(name, kinds[name], shape)
         self.graph.output.append(value)
@@ -90,7 +90,7 @@ def _ranks(graph: _Nodes, policy: Policy) -> str:
     counted = graph.add("Cast", smaller, to=graph.onnx.TensorProto.INT64)
     rank = graph.add("ReduceSum", counted, np.array([1]), keepdims=0)
     table = _p_values(policy).astype(np.float32)
-    graph.output("p_value", graph.add("Gather", table, rank), ["batch"])
+    graph.output("typicality", graph.add("Gather", table, rank), ["batch"])
     return rank
 
 

@@ -83,7 +83,7 @@ def export(
 
     The graph takes `x`, a batch of any size, and returns `probs`, `aleatoric`, `epistemic` and, if
     the method has experts, their `contributions` to `epistemic`, (batch, experts). In an .onnx
-    file with a policy that promises something it also returns `p_value`, `action` and `sets`. It
+    file with a policy that promises something it also returns `typicality`, `action` and `sets`. It
     flags rows that are not finite as `Method.predict` does. It is run at batch sizes 1 and 7
     before it is written: a probability that differs by more than 1e-5 from the model's own is an
     error. The graph reads float32: a float64 model whose answers need more digits of its inputs
@@ -97,8 +97,8 @@ def export(
         path: ends in .onnx, or in .pt2 for `torch.export.load`.
         example: a batch of at least one input as the model reads it.
         heldout: in-domain data that the model was not trained on, as a DataLoader, a Dataset or a
-            pair (inputs, labels). Without a policy, it makes one that promises nothing: p-values
-            of the epistemic uncertainty.
+            pair (inputs, labels). Without a policy, it makes one that promises nothing:
+            the typicality of inputs, by which a `Predictor` calls 5 % of such data unknown.
         class_names: by default those of the policy, or the numbers from 0.
         normalisation: how raw inputs become what the model reads, such as {"kind": "images",
             "mean": (...), "std": (...)}; needed to predict from files.
@@ -285,7 +285,7 @@ def export_run(
     int8: bool = False,
     progress: bool = True,
 ) -> Exported:
-    """Export the model of a run, with p-values, class names and normalisation of its data.
+    """Export the model of a run, with typicality, class names and normalisation of its data.
 
     Args:
         run: a finished run.
@@ -355,7 +355,7 @@ class RunPredictor:
     def of(
         cls, run: Run, threads: int = 0, policy: Policy | str | Path | None = None
     ) -> RunPredictor:
-        """From a run, in one process; p-values come from the held-out data, if there are any.
+        """From a run, in one process; its typicality is by the held-out data, if there are any.
 
         Args:
             run: a finished run.

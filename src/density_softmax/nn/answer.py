@@ -30,10 +30,11 @@ class Answer(Prediction):
 
     @property
     def typicality(self) -> Tensor:
-        """The p-value of each input: the share of held-out inputs at least as strange, (batch,).
+        """The share of held-out inputs that are at least as strange as each input, (batch,).
 
-        It is conformal: at most a share ε of inputs like the held-out ones has a p-value of at
-        most ε. The samples of `attach` also set the scale; those of a policy make it exact.
+        It is a conformal p-value: at most a share ε of inputs drawn like the held-out ones has a
+        typicality of at most ε. The samples of `attach` also set the scale; those of a policy did
+        not, and make it exact.
         """
         if self.typical is None:
             raise UserError(

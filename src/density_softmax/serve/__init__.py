@@ -1,1 +1,1 @@
-"""Serves exported models with numpy and onnxruntime; nothing here imports torch."""
+"""Predicts with exported models, with numpy and onnxruntime; nothing here imports torch."""

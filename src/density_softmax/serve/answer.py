@@ -60,7 +60,9 @@ class Answer(_Fields):
         """
         parts = [answer.outputs() for answer in answers]
         whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return cls.of(whole, answers[0].experts)
+        joined = cls.of(whole, answers[0].experts)
+        joined.typical = answers[0].typical
+        return joined
 
     def outputs(self) -> dict[str, Floats]:
         """The arrays by name, `contributions` only if there are any."""
@@ -86,7 +88,7 @@ class Answer(_Fields):
 
     @property
     def typicality(self) -> NDArray[np.float64]:
-        """The p-value of each input: the share of held-out inputs at least as strange, (batch,)."""
+        """The share of held-out inputs that are at least as strange as each input, (batch,)."""
         if self.typical is None:
             raise UserError(
                 "typicality: the model knows no held-out inputs; export it with heldout= or policy="

@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from density_softmax.decide.conformal import smallest_sample
 from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
 from density_softmax.serve.batches import UNKNOWN
 from density_softmax.serve.batches import batch_size as chosen
+
+# At which inputs are called unknown by a policy that promises nothing.
+DEFAULT_RATE = 0.05
 
 
 @dataclass(frozen=True)
@@ -229,6 +233,20 @@ class Card:
             return self
         found = policy if isinstance(policy, Policy) else Policy.load(policy)
         return replace(self, policy=found.named(self.class_names))
+
+    def deciding(self, false_alarms: float | None = None) -> Policy | None:
+        """The policy that decisions are made by; None if the card has none.
+
+        Args:
+            false_alarms: share of inputs drawn like the held-out ones that may be called unknown.
+                None takes that of the policy. A policy that promises nothing takes 0.05, if it was
+                fitted to enough inputs for that.
+        """
+        policy = self.policy
+        if policy is None or false_alarms is not None or policy.promises:
+            return policy and policy.at(false_alarms)
+        enough = policy.typical.count >= smallest_sample(DEFAULT_RATE)
+        return policy.at(DEFAULT_RATE) if enough else policy
 
     @property
     def thresholds(self) -> dict[float, float]:

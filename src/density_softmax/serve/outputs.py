@@ -28,9 +28,10 @@ class Record(NamedTuple):
         aleatoric: entropy in nats that more data would not remove.
         epistemic: how little is known about the input, higher = less known.
         flag: `in` or `out` of the domain; `bad` if it could not be read or is not finite; empty
-            if the model has no thresholds.
+            if the model has no policy.
         note: why an input is bad.
-        p_value: the share of held-out inputs that are at least as unusual; None without a policy.
+        typicality: the share of held-out inputs that are at least as unusual; None without a
+            policy.
         action: `answer`, `abstain` or `unknown`, by the policy; empty without one.
         set: the labels that it deems possible; None if it makes no sets.
         reason: why a row is not answered; empty if it is.
@@ -43,7 +44,7 @@ class Record(NamedTuple):
     epistemic: float
     flag: Flag
     note: str
-    p_value: float | None = None
+    typicality: float | None = None
     action: str = ""
     set: tuple[str, ...] | None = None
     reason: str = ""
@@ -126,7 +127,7 @@ def _parquet_file(path: Path) -> Iterator[Write]:
         raise UserError(
             "Parquet needs pyarrow: pip install pyarrow, or write .csv or .jsonl"
         ) from None
-    numbers = ("confidence", "aleatoric", "epistemic", "p_value")
+    numbers = ("confidence", "aleatoric", "epistemic", "typicality")
     types = dict.fromkeys(Record._fields, pyarrow.string())
     types |= dict.fromkeys(numbers, pyarrow.float64()) | {"set": pyarrow.list_(pyarrow.string())}
     schema = pyarrow.schema(types)

@@ -58,6 +58,9 @@ class Predictor:
 
     Attributes:
         card: what the file says about itself.
+        policy: what decides about predictions; None if the model was exported without held-out
+            data. If the one in the file promises nothing, inputs are called unknown at a rate of
+            0.05: at most that share of inputs drawn like the held-out ones.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Predictor:
         self._session = onnx_session(self.path, threads, name=str(path))
         texts = self._session.get_modelmeta().custom_metadata_map
         self.card = Card.from_strings(texts, str(path)).with_policy(policy)
+        self.policy = self.card.deciding()
         self._input = self._checked_input()
         self._outputs = [*Answer._fields, *["contributions"] * bool(self.card.experts)]
 
@@ -86,11 +90,6 @@ class Predictor:
             f"Predictor({str(self.path)!r}): {self.card.method}, {len(names)} classes ({shown}), "
             f"inputs {self.card.input_shape}, thresholds {alarms or 'none'}{policy}"
         )
-
-    @property
-    def policy(self) -> Policy | None:
-        """What to do with predictions; None if the model was exported without held-out data."""
-        return self.card.policy
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from density_softmax.decide.conformal import smallest_sample
 from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
 from density_softmax.serve.answer import Answer
@@ -21,10 +20,8 @@ from density_softmax.serve.gallery import Gallery
 from density_softmax.serve.inputs import Chunk, read_chunks
 from density_softmax.serve.outputs import Flag, Record, open_output
 
-# The share of false alarms of a policy that promises nothing.
-DEFAULT_RATE = 0.05
 # What a record says of a decision, besides label and confidence.
-DECIDED = ("p_value", "action", "set", "reason")
+DECIDED = ("typicality", "action", "set", "reason")
 TOO_FAR = "too far from the training data to compute with"
 
 
@@ -75,7 +72,7 @@ def predict_stream(
         path: a folder of images, an image, an .npz or a .csv file.
         out: the file to write; None is CSV to the standard output.
         false_alarms: share of in-domain inputs that may be flagged as `out`; None takes that of
-            the model's policy, or 0.05 if it has none.
+            the model's policy, or 0.05 if it promises nothing.
         batch_size: inputs in memory at a time; by default as many as are computed at a time.
         workers: threads that decode images.
         replica: opens the model in each process of a Ray cluster; None predicts in this process.
@@ -87,7 +84,7 @@ def predict_stream(
     if out is not None and out.exists() and path.exists() and out.samefile(path):
         raise UserError(f"--out {out}: is the input, which it would replace; choose another name")
     size = batch_size or model.card.batch_size
-    policy = _policy(model.card, false_alarms)
+    policy = model.card.deciding(false_alarms)
     if replica is None:
         chunks = read_chunks(path, model.card, size, workers)
         batches = _records(model, chunks, policy, gallery)
@@ -104,16 +101,6 @@ def predict_stream(
             found = Throughput(perf_counter() - began, flags)
             report(found)
     return found
-
-
-def _policy(card: Card, false_alarms: float | None) -> Policy | None:
-    """The policy of a model at a rate of false alarms."""
-    if card.policy is None or false_alarms is not None:
-        return card.policy and card.policy.at(false_alarms)
-    settings = card.policy.settings
-    rateless = settings.false_alarms is None and not settings.fixes_rate
-    enough = card.policy.typical.count >= smallest_sample(DEFAULT_RATE)
-    return card.policy.at(DEFAULT_RATE) if rateless and enough else card.policy
 
 
 def _records(

@@ -9,10 +9,10 @@ import pytest
 from handmade import samples, write_model
 
 from density_softmax.decide.monitor import Monitor
-from density_softmax.serve.models import answered
 from density_softmax.serve.predictor import Predictor
-from density_softmax.serve.timeline import MOST, Timeline
-from density_softmax.serve.watching import Watcher
+from density_softmax.service.models import answered
+from density_softmax.service.timeline import MOST, Timeline
+from density_softmax.service.watching import Watcher
 
 
 @pytest.fixture(scope="module")

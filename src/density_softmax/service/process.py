@@ -19,8 +19,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, final
 
 from density_softmax.errors import UserError
-from density_softmax.serve.metrics import forget_process, share_numbers
-from density_softmax.serve.settings import Settings
+from density_softmax.service.metrics import forget_process, share_numbers
+from density_softmax.service.settings import Settings
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -87,7 +87,7 @@ def run(models: Sequence[str | Path], settings: Settings, listening: socket.sock
     """
     import uvicorn
 
-    from density_softmax.serve.app import create_app
+    from density_softmax.service.app import create_app
 
     class Server(uvicorn.Server):
         """Answers requests on connections that it has accepted before it was told to stop."""

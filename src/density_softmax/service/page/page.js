@@ -299,7 +299,7 @@ function showUnknown(inputs) {
   byId("unknown-card").hidden = !inputs.length;
   byId("unknown").classList.toggle("rows", inputs.some((each) => !each.image));
   byId("unknown").replaceChildren(...inputs.map((each) => {
-    const when = clock(each.time), said = `${each.label}? ${percent(each.p_value, 2)}, ${when}`;
+    const when = clock(each.time), said = `${each.label}? ${percent(each.typicality, 2)}, ${when}`;
     if (each.image) return element("li", {}, element("img", { src: each.image, alt: `unknown input, ${said}` }), said);
     const values = each.values.map((value, number) => `${each.columns[number] ? `${each.columns[number]} ` : ""}${short(value)}`).join(", ");
     return element("li", {}, element("code", {}, values), element("br"), said);

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from density_softmax import __version__
 from density_softmax.errors import UserError
-from density_softmax.serve.guard import Guard, refuse
-from density_softmax.serve.metrics import Metrics
-from density_softmax.serve.models import Model, Outcome, Shelf
-from density_softmax.serve.openapi import describe_service
-from density_softmax.serve.protocol import HEADER, Infer, describe, parse_infer, render
-from density_softmax.serve.records import NUM_PROBS, as_csv, records
-from density_softmax.serve.requests import RequestError, Upload, read_inputs
-from density_softmax.serve.settings import Settings
+from density_softmax.service.guard import Guard, refuse
+from density_softmax.service.metrics import Metrics
+from density_softmax.service.models import Model, Outcome, Shelf
+from density_softmax.service.openapi import describe_service
+from density_softmax.service.protocol import HEADER, Infer, describe, parse_infer, render
+from density_softmax.service.records import NUM_PROBS, as_csv, records
+from density_softmax.service.requests import RequestError, Upload, read_inputs
+from density_softmax.service.settings import Settings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
@@ -171,7 +171,7 @@ class Service:
     async def page(self, request: Request) -> Response:
         """A file of the page."""
         name, kind = PAGE[request.url.path]
-        content = resources.files("density_softmax.serve").joinpath("page", name).read_bytes()
+        content = resources.files("density_softmax.service").joinpath("page", name).read_bytes()
         return _response(content, f"{kind}; charset=utf-8")
 
     async def infer(self, request: Request) -> Response:
@@ -304,7 +304,7 @@ def described(model: Model) -> dict[str, Any]:
     outputs.append(describe("label", text, []))
     if policy is not None:
         outputs += [describe(name, text, []) for name in ("action", "reason")]
-        outputs.append(describe("p_value", np.dtype(np.float64), []))
+        outputs.append(describe("typicality", np.dtype(np.float64), []))
         if policy.sets is not None:
             outputs.append(describe("sets", np.dtype(np.bool_), [len(card.class_names)]))
     normalisation = card.normalisation

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from density_softmax.serve.app import create_app
-from density_softmax.serve.settings import Settings
+from density_softmax.service.app import create_app
+from density_softmax.service.settings import Settings
 
 NEEDS_CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl is installed")
 # The command line in a process that cannot import torch.

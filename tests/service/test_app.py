@@ -15,10 +15,10 @@ from services import client_of
 
 import density_softmax as ds
 from density_softmax.errors import UserError
-from density_softmax.serve.app import create_app
-from density_softmax.serve.models import Shelf
 from density_softmax.serve.predictor import Predictor
-from density_softmax.serve.settings import Settings, read_token
+from density_softmax.service.app import create_app
+from density_softmax.service.models import Shelf
+from density_softmax.service.settings import Settings, read_token
 
 TOKEN = "correct-horse-battery-staple"
 
@@ -63,13 +63,13 @@ def test_inference_gives_the_bits_of_predictor_and_policy(client, exported, name
     predictor = Predictor(exported / f"{name}.onnx", threads=1)
     x = 3 * samples(predictor, 9, seed=3)[0]
     answer, decision = predictor.predict(x), predictor.decide(x)
-    wanted = [{"name": n} for n in ("probs", "aleatoric", "epistemic", "p_value", "sets")]
+    wanted = [{"name": n} for n in ("probs", "aleatoric", "epistemic", "typicality", "sets")]
     response = infer(client, name, {"x": ("FP32", x)}, wanted, binary)
     assert response.status_code == 200, response.text
     found = tensors_of(response)
     for key in ("probs", "aleatoric", "epistemic"):
         np.testing.assert_array_equal(found[key], getattr(answer, key))
-    np.testing.assert_array_equal(found["p_value"], decision.p_value)
+    np.testing.assert_array_equal(found["typicality"], decision.typicality)
     np.testing.assert_array_equal(found["sets"], decision.sets)
 
 
@@ -126,7 +126,7 @@ def records_of(predictor, x):
             "confidence": float(answer.probs[row].max()),
             "aleatoric": float(answer.aleatoric[row]),
             "epistemic": float(answer.epistemic[row]),
-            "typicality": float(decision.p_value[row]),
+            "typicality": float(decision.typicality[row]),
             "action": str(decision.action[row]),
             "reason": str(decision.reason[row]),
             "set": list(decision.set_names[row]),

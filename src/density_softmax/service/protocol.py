@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from density_softmax.serve.requests import RequestError, parse_json
+from density_softmax.service.requests import RequestError, parse_json
 
 HEADER = "Inference-Header-Content-Length"
 TYPES: dict[str, type[np.generic]] = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from density_softmax.serve.models import Shelf
+    from density_softmax.service.models import Shelf
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 SHARES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -84,7 +84,7 @@ class Metrics:
         for action, count in Counts(columns["action"].tolist()).items():
             self.decisions.labels(name, action).inc(count)
         typicality = self.typicality.labels(name)
-        for value in columns["p_value"].tolist():
+        for value in columns["typicality"].tolist():
             typicality.observe(value)
 
     def text(self, shelf: Shelf) -> bytes:

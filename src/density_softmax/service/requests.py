@@ -21,7 +21,7 @@ from density_softmax.files.images import decode
 from density_softmax.files.tables import FOREIGN, CsvTable, listed
 from density_softmax.serve.card import Card
 from density_softmax.serve.inputs import Chunk, image_normalisation, prepared, table_rows
-from density_softmax.serve.settings import Settings
+from density_softmax.service.settings import Settings
 
 JSON, CSV = "application/json", "text/csv"
 LONGEST_NAME = 200  # characters of the name of a file that an answer repeats

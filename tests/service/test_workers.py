@@ -21,8 +21,8 @@ import density_softmax as ds
 from density_softmax.cli.service import serve
 from density_softmax.errors import UserError
 from density_softmax.serve.predictor import Predictor
-from density_softmax.serve.process import Supervisor, bind
-from density_softmax.serve.settings import Settings
+from density_softmax.service.process import Supervisor, bind
+from density_softmax.service.settings import Settings
 
 
 def ask(url, rows=((1.5, 2.0, 3.0),), timeout=30):
@@ -133,8 +133,8 @@ def test_a_service_whose_worker_cannot_start_ends_with_an_error(monkeypatch):
         self._workers[replica], self._began[replica] = Dead(), time.monotonic()
 
     monkeypatch.setattr(Supervisor, "_start", start)
-    monkeypatch.setattr("density_softmax.serve.process.forget_process", lambda pid: None)
-    monkeypatch.setattr("density_softmax.serve.process.signal.signal", lambda *_: None)
+    monkeypatch.setattr("density_softmax.service.process.forget_process", lambda pid: None)
+    monkeypatch.setattr("density_softmax.service.process.signal.signal", lambda *_: None)
     Dead.sentinel = bind("127.0.0.1", 0)
     with Dead.sentinel, pytest.raises(UserError, match="cannot start"):
         Supervisor([], Settings(), bind("127.0.0.1", 0), 1).run()
@@ -160,7 +160,7 @@ def test_the_client_understands_the_errors_of_a_proxy(monkeypatch):
     def answer(*_, **__):
         raise HTTPError("http://x", 502, "Bad Gateway", None, io.BytesIO(b"<html>"))
 
-    monkeypatch.setattr("density_softmax.serve.client.urlopen", answer)
+    monkeypatch.setattr("density_softmax.service.client.urlopen", answer)
     with pytest.raises(UserError, match="502, Bad Gateway"):
         ds.Client("http://x").monitor()
 

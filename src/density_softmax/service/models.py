@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from density_softmax.errors import UserError, choices
-from density_softmax.serve.batching import Batcher
 from density_softmax.serve.card import Card
 from density_softmax.serve.predictor import Predictor
-from density_softmax.serve.requests import RequestError
-from density_softmax.serve.settings import Settings
-from density_softmax.serve.watching import Watcher
+from density_softmax.service.batching import Batcher
+from density_softmax.service.requests import RequestError
+from density_softmax.service.settings import Settings
+from density_softmax.service.watching import Watcher
 
 NAME_SIGNS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 
@@ -30,7 +30,7 @@ class Outcome:
     """Answers to some rows: arrays by name, (rows, ...) each.
 
     Those of the model are probs, aleatoric, epistemic and, if it has experts, contributions; those
-    of its policy are action, label, p_value, reason and, if it makes sets, sets.
+    of its policy are action, label, typicality, reason and, if it makes sets, sets.
     """
 
     columns: Mapping[str, NDArray[Any]]
@@ -62,7 +62,7 @@ def answered(predictor: Predictor, x: NDArray[Any]) -> Outcome:
         return Outcome({**columns, "label": names[answer.probs.argmax(axis=1)]})
     decision = predictor.policy(answer)
     columns.update(action=decision.action, label=np.array(decision.names))
-    columns.update(p_value=decision.p_value, reason=decision.reason)
+    columns.update(typicality=decision.typicality, reason=decision.reason)
     if decision.sets is not None:
         columns["sets"] = decision.sets
     return Outcome(columns)

@@ -11,10 +11,10 @@ from time import perf_counter
 from typing import Any, final
 from urllib.parse import urlsplit
 
-from density_softmax.serve.batching import OverloadedError
-from density_softmax.serve.metrics import Metrics
-from density_softmax.serve.requests import RequestError
-from density_softmax.serve.settings import Settings
+from density_softmax.service.batching import OverloadedError
+from density_softmax.service.metrics import Metrics
+from density_softmax.service.requests import RequestError
+from density_softmax.service.settings import Settings
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -10,8 +10,8 @@ import numpy as np
 from density_softmax.files.tables import csv_writer
 from density_softmax.serve.card import Card
 from density_softmax.serve.inputs import Chunk
-from density_softmax.serve.models import Outcome
-from density_softmax.serve.protocol import json_values
+from density_softmax.service.models import Outcome
+from density_softmax.service.protocol import json_values
 
 NUM_PROBS = 5  # classes whose probabilities are shown unless all are asked for
 NUMBERS = ("confidence", "aleatoric", "epistemic", "typicality")
@@ -52,7 +52,7 @@ def _records(outcome: Outcome, card: Card, num_probs: int) -> list[dict[str, Any
         "epistemic": json_values(columns["epistemic"]),
     }
     if "action" in columns:
-        lists["typicality"] = json_values(columns["p_value"])
+        lists["typicality"] = json_values(columns["typicality"])
         lists["action"], lists["reason"] = columns["action"].tolist(), columns["reason"].tolist()
     found = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
     names = card.class_names

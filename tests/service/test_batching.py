@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from density_softmax.serve.batching import Batcher, OverloadedError
+from density_softmax.service.batching import Batcher, OverloadedError
 
 
 @dataclass

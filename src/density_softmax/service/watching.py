@@ -27,7 +27,7 @@ from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
 from density_softmax.files import write_text
 from density_softmax.serve.card import Card
-from density_softmax.serve.timeline import Timeline
+from density_softmax.service.timeline import Timeline
 
 THUMBNAIL = 96  # pixels
 MOST_VALUES = 32  # of a row that is kept
@@ -40,13 +40,13 @@ class Unknown(NamedTuple):
         time: in seconds since 1970.
         x: as the network read it, (*input shape).
         label: the likeliest class all the same.
-        p_value: share of known inputs that are at least as unusual.
+        typicality: share of known inputs that are at least as unusual.
     """
 
     time: float
     x: NDArray[Any]
     label: str
-    p_value: float
+    typicality: float
 
 
 @final
@@ -90,7 +90,7 @@ class Watcher:
 
         Args:
             x: the inputs, (rows, *input shape).
-            columns: probs, epistemic and, with a policy, action and p_value, (rows, ...) each;
+            columns: probs, epistemic and, with a policy, action and typicality, (rows, ...) each;
                 contributions, if the model has experts.
         """
         experts = [columns["contributions"][:, number] for number in self._experts.values()]
@@ -106,8 +106,8 @@ class Watcher:
                 np.flatnonzero(actions == "unknown")[-self._recent :] if self._recent else ()
             ):
                 label = self._card.class_names[int(columns["probs"][row].argmax())]
-                p_value = float(columns["p_value"][row])
-                self._unknown.append(Unknown(now, np.array(x[row]), label, p_value))
+                typicality = float(columns["typicality"][row])
+                self._unknown.append(Unknown(now, np.array(x[row]), label, typicality))
 
     def _note(self, data: bytes) -> None:
         """Add to the log; one that cannot be written is given up until the next state."""
@@ -297,7 +297,7 @@ def _shown(unknown: Unknown, card: Card) -> dict[str, Any]:
     found: dict[str, Any] = {
         "time": unknown.time,
         "label": unknown.label,
-        "p_value": unknown.p_value,
+        "typicality": unknown.typicality,
     }
     raw = np.asarray(unknown.x, np.float64)
     normalisation = card.normalisation

@@ -8,8 +8,8 @@ from typing import Any
 from density_softmax import __version__
 from density_softmax.decide.policy import ACTIONS
 from density_softmax.serve.card import Card
-from density_softmax.serve.models import Model
-from density_softmax.serve.settings import Settings
+from density_softmax.service.models import Model
+from density_softmax.service.settings import Settings
 
 NUMBER = {"type": "number"}
 NULLABLE = {"type": ["number", "null"]}

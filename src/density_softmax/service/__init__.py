@@ -1,0 +1,1 @@
+"""Exported models behind HTTP, and what watches them; nothing here imports torch."""
