@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -153,8 +153,9 @@ class Descender:
         )
         self.seconds = seconds if self.done else spent
         self.patience = Patience(stage, setting.method, setting.checkpoints.epochs, best)
-        self.objective: nn.Module = Objective(setting.method, stage.loss)
-        self.optimizer, self.backward = optimizer, torch.Tensor.backward
+        self.objective: Any = Objective(setting.method, stage.loss)
+        self.optimizer: Any = optimizer
+        self.backward: Callable[[Tensor], Any] = Tensor.backward
         if needs_wrappers(setting.fabric):
             self.objective, self.optimizer = setting.fabric.setup(self.objective, optimizer)
             self.backward = setting.fabric.backward

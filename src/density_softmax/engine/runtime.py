@@ -113,7 +113,7 @@ def needs_wrappers(fabric: Fabric) -> bool:
         fabric: a launched one.
     """
     from lightning_fabric.plugins import Precision
-    from lightning_fabric.strategies import SingleDeviceStrategy
+    from lightning_fabric.strategies.single_device import SingleDeviceStrategy
 
     kinds = type(fabric.strategy), type(fabric.strategy.precision)
     return kinds != (SingleDeviceStrategy, Precision) or bool(fabric._callbacks)
