@@ -237,7 +237,8 @@ class Descender:
         if estimate is None:
             return
         sums: dict[str, Tensor] = {}
-        with evaluating(self.setting.method):
+        counts = estimate.on == "labels"
+        with contextlib.nullcontext() if counts else evaluating(self.setting.method):
             for part, batch in seen:
                 for name, value in estimate.statistics(batch).items():
                     counted = value if part.weight else torch.zeros_like(value)
@@ -357,7 +358,17 @@ def set_modes(module: nn.Module) -> None:
     Args:
         module: a method, or a part of one.
     """
-    frozen = [not parameter.requires_grad for parameter in module.parameters()]
-    module.training = not (frozen and all(frozen))
-    for child in module.children():
-        child.eval() if not module.training else set_modes(child)
+    for part in module.modules():
+        part.training = True
+    for part in _frozen_parts(module)[1]:
+        part.eval()
+
+
+def _frozen_parts(module: nn.Module) -> tuple[bool | None, list[nn.Module]]:
+    """Whether any weight is trained, None if there are none, and the outermost frozen parts."""
+    known = [_frozen_parts(child) for child in module.children()]
+    trained = [parameter.requires_grad for parameter in module.parameters(recurse=False)]
+    trained += [found for found, _ in known if found is not None]
+    if trained and not any(trained):
+        return False, [module]
+    return any(trained) if trained else None, [part for _, parts in known for part in parts]
