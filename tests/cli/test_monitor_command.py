@@ -12,6 +12,8 @@ import density_softmax as ds
 from density_softmax.cli import main
 from density_softmax.serve.outputs import Record, open_output
 
+EXPERTS = ("layers/stem", "energy")
+
 
 def predicted(count, seed, shift=0.0):
     rng = np.random.default_rng(seed)
@@ -25,6 +27,11 @@ class Predicted:
     def __init__(self, probs, epistemic):
         self.probs, self.epistemic = probs, epistemic
 
+    def made_of(self, contributions):
+        """With what two experts contribute."""
+        self.contributions, self.experts = contributions, EXPERTS
+        return self
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -36,12 +43,15 @@ def folder(tmp_path):
     return tmp_path
 
 
-def write_stream(path, probs, epistemic):
+def write_stream(path, probs, epistemic, contributions=None):
     records = [
         Record(str(i), "cat", float(p.max()), 0.1, float(e), "in", "")
         for i, (p, e) in enumerate(zip(probs, epistemic, strict=True))
     ]
-    with open_output(path) as write:
+    if contributions is not None:
+        parts = map(tuple, contributions.tolist())
+        records = [r._replace(contributions=c) for r, c in zip(records, parts, strict=True)]
+    with open_output(path, () if contributions is None else EXPERTS) as write:
         write(records)
 
 
@@ -74,6 +84,20 @@ def test_an_alarm_is_exit_code_3_until_it_is_reset(monitor):
     assert "ALARM, at input 20" in out
     assert monitor("same.csv")[0] == 3
     assert monitor("same.csv", "--reset")[0] == 0
+
+
+@pytest.mark.parametrize("stream", ["stem.csv", "stem.jsonl"])
+def test_a_stream_tells_which_layer_moved(monitor, folder, stream):
+    parts = np.random.default_rng(5).standard_normal((700, 2))
+    p = Predicted(*predicted(500, 0)).made_of(parts[:500])
+    ds.Policy.fit(None, (p, np.arange(500) % 20 == 0)).save(folder / "policy.json")
+    write_stream(folder / stream, *predicted(200, 3, shift=0.5), parts[500:] + np.array([3, 0]))
+    code, (out, _) = monitor(stream)
+    assert code == 3
+    assert "moved most layers/stem" in " ".join(out.split())
+    moved = ds.Monitor.load(folder / "state.json").moved
+    assert next(iter(moved)) == "layers/stem"
+    assert moved["energy"] < 3
 
 
 def test_evidence_goes_on_from_call_to_call(monitor, folder):

@@ -12,11 +12,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from exported_models import draw
+from exported_models import TABLE, draw
 from PIL import Image
 
 import density_softmax as ds
-from density_softmax.cli import monitoring
+from density_softmax.cli import main, monitoring
 from density_softmax.data.folders import ImageFiles
 from density_softmax.errors import UserError
 from density_softmax.files.tables import csv_reader
@@ -259,6 +259,51 @@ def test_decisions_are_columns_of_every_format(tmp_path, suffix):
     assert [row["reason"] for row in rows] == reasons
 
 
+class FakeOfExperts(Fake):
+    card = dataclasses.replace(PLAIN, experts=("layers/conv, 1", "energy"))
+
+    def predict(self, x):
+        outputs = super().predict(x).outputs()
+        halves = np.stack([outputs["epistemic"] / 3] * 2, axis=1)
+        return Answer.of({**outputs, "contributions": halves}, self.card.experts)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_what_experts_contribute_is_written_in_every_format(tmp_path, suffix):
+    out = tmp_path / f"out.{suffix}"
+    (tmp_path / "rows.csv").write_text("1,0\nx,0\n")
+    predict_stream(FakeOfExperts(), tmp_path / "rows.csv", out)
+    if suffix == "jsonl":
+        rows = [json.loads(line)["contributions"] for line in out.read_text().splitlines()]
+    elif suffix == "csv":
+        rows = rows_of(out)
+    else:
+        rows = pytest.importorskip("pyarrow.parquet").read_table(out).to_pylist()
+    for name in FakeOfExperts.card.experts:
+        good, bad = (row[name] for row in rows)
+        assert float(good) == 0.333333
+        assert bad is None if suffix == "jsonl" else float(bad) == np.inf
+
+
+def test_a_policy_in_a_file_replaces_that_of_the_model(vector_file, tmp_path, monkeypatch):
+    own = ds.Predictor(vector_file).card.policy
+    x, files = draw(300, 2, seed=3).numpy(), [tmp_path / "rows.csv", tmp_path / "out.csv"]
+    answer = ds.Predictor(vector_file).predict(x)
+    fitted = ds.Policy.fit(None, (answer, answer.labels), coverage=0.9, false_alarms=0.2)
+    fitted.save(tmp_path / "policy.json")
+    raw = x[:50] * TABLE["std"] + TABLE["mean"]
+    np.savetxt(files[0], raw, "%.9g", ",", header="length,width", comments="")
+    options = [files[0], "--out", files[1], "--policy", tmp_path / "policy.json", "--threads", "1"]
+    arguments = ["density-softmax", "predict", vector_file, *options]
+    monkeypatch.setattr(sys, "argv", [str(each) for each in arguments])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    rows, expected = rows_of(files[1]), fitted.named(own.class_names)(answer)
+    assert [row["action"] for row in rows] == expected.action[:50].tolist()
+    assert [tuple(json.loads(row["set"])) for row in rows] == expected.set_names[:50]
+    assert {"answer", "unknown"} == {row["action"] for row in rows}
+
+
 def test_a_rate_that_would_void_a_bound_on_errors_is_refused():
     bounded = dataclasses.replace(policy(false_alarms=0.05), abstention=None)
     settings = dataclasses.replace(bounded.settings, max_error=0.1)
@@ -291,7 +336,7 @@ EXAMPLES = [
 
 
 def texts(record):
-    return tuple("" if value is None else str(value) for value in record)
+    return tuple("" if value is None else str(value) for value in record[:-1])
 
 
 def written(path):
@@ -316,20 +361,20 @@ def test_csv_gives_no_spreadsheet_a_formula_and_every_name_back(tmp_path, name):
     assert not any(cell[:1] in tuple("=+@-\t\r") for cell in (*cells[:2], *cells[5:]))
     assert cells[2:5] == ["0.75", "0.5", "-2.5"]
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
-        assert list(csv_reader(file)) == [list(Record._fields), list(texts(record))]
+        assert list(csv_reader(file)) == [list(Record._fields[:-1]), list(texts(record))]
 
 
 def test_json_lines_hold_every_record_and_null_for_infinity(tmp_path):
     lines = written(tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
     first, second = (json.loads(line, parse_constant=pytest.fail) for line in lines)
-    assert tuple(first.values()) == EXAMPLES[0]
-    assert second == EXAMPLES[1]._asdict() | {"epistemic": None}
+    assert tuple(first.values()) == EXAMPLES[0][:-1]
+    assert tuple(second.values()) == EXAMPLES[1]._replace(epistemic=None)[:-1]
 
 
 def test_parquet_holds_every_record(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     table = parquet.read_table(written(tmp_path / "out.parquet")).to_pylist()
-    assert [tuple(row.values()) for row in table] == EXAMPLES
+    assert [tuple(row.values()) for row in table] == [record[:-1] for record in EXAMPLES]
 
 
 def test_a_missing_pyarrow_is_one_line(tmp_path, monkeypatch):
@@ -498,3 +543,10 @@ def test_a_monitor_predicts_the_images_that_are_new(image_file, folder, tmp_path
     assert (watching.inputs, watching.not_finite) == (4, 1)
     assert ds.Monitor.load(tmp_path / "state.json").to_dict() == watching.to_dict()
     assert set(watching.moved) == set(policy.bags)
+    # A table that is newer than images, and named in capitals, keeps neither from being read.
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "e.png")
+    predict_stream(model, folder / "a.png", folder / "f.csv")
+    (folder / "f.csv").rename(folder / "F.CSV")
+    os.utime(folder / "F.CSV", ns=((folder / "e.png").stat().st_mtime_ns + 10**9,) * 2)
+    monitoring._read_folder(watching, image_file, folder, tmp_path / "state.json")
+    assert watching.inputs == 6

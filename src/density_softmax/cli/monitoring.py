@@ -7,10 +7,10 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +29,7 @@ from density_softmax.serve.inputs import Part, chunk_of
 from density_softmax.serve.predictor import Predictor
 
 COLUMNS = ("epistemic", "confidence")
+TABLE_SUFFIXES = (".csv", ".jsonl")
 ROWS_AT_ONCE, IMAGES_AT_ONCE = 1000, 64
 
 
@@ -91,7 +92,7 @@ def summary(monitor: Monitor) -> dict[str, str]:
         "accuracy when calibrated": f"{monitor.reliability.accuracy:.1%}",
     }
     moved = ", ".join(f"{name} {value:.2f}" for name, value in monitor.moved.items())
-    return {**found, "evidence of each score": moved}
+    return {**found, "moved most": next(iter(monitor.moved)), "evidence of each score": moved}
 
 
 def write_page(monitor: Monitor, out: Path) -> Path:
@@ -131,45 +132,60 @@ def _opened(model: Path, state: Path, false_alarms: float) -> Monitor:
 
 
 def _read_file(monitor: Monitor, stream: Path) -> None:
-    """Epistemic scores and confidences, some rows at a time."""
+    """Epistemic scores, confidences and what experts contribute, some rows at a time."""
+    experts = monitor.watches.keys() - set(COLUMNS)
     with _lines(stream) as (file, name):
         rows = _rows(file, name)
         while batch := list(islice(rows, ROWS_AT_ONCE)):
-            scores = [np.array([_number(row, key, name) for row in batch]) for key in COLUMNS]
-            monitor.update_scores(*scores)
+            told = experts.intersection(*batch)
+            columns = {
+                key: np.array([_number(row, key, name) for row in batch])
+                for key in (*COLUMNS, *sorted(told))
+            }
+            monitor.update_scores(*(columns.pop(key) for key in COLUMNS), columns)
 
 
 def _read_folder(monitor: Monitor, model: Path, folder: Path, state: Path) -> None:
-    """What was written since the last call, the oldest first.
+    """What was written since the last call, tables and images, the oldest first.
 
     The state keeps the time and name of the last file, and is saved with them: a call that was
     killed is continued by the next, and no input counts twice.
     """
-    tables = _new_files(folder, (".csv", ".jsonl"), monitor.position)
-    for place, file in tables:
-        _read_file(monitor, file)
-        monitor.position = place
-        monitor.save(state)
-    images = [] if tables else _new_files(folder, IMAGE_SUFFIXES, monitor.position)
-    if not images:
-        return
-    if model.suffix == ".json":
-        raise UserError(f"{folder}: images need the model itself, FILE.onnx, not {model.name}")
-    predictor = Predictor(model)
-    with ThreadPoolExecutor() as pool:
-        for begin in range(0, len(images), IMAGES_AT_ONCE):
-            places, files = zip(*images[begin : begin + IMAGES_AT_ONCE], strict=True)
-            part = Part([file.name for file in files], list(files), [""] * len(files))
-            monitor.update(predictor.predict(chunk_of(part, predictor.card, pool).x))
+    for are_images, found in groupby(_new_files(folder, monitor.position), _is_image):
+        read = _images_reader(model, folder) if are_images else _read_file
+        placed = list(found)
+        size = IMAGES_AT_ONCE if are_images else 1
+        for begin in range(0, len(placed), size):
+            places, files = zip(*placed[begin : begin + size], strict=True)
+            read(monitor, *files)
             monitor.position = places[-1]
             monitor.save(state)
 
 
-def _new_files(folder: Path, suffixes: tuple[str, ...], position: Any) -> list[tuple[Any, Path]]:
+def _images_reader(model: Path, folder: Path) -> Callable[..., None]:
+    """What predicts images and gives the predictions to a monitor."""
+    if model.suffix == ".json":
+        raise UserError(f"{folder}: images need the model itself, FILE.onnx, not {model.name}")
+    predictor = Predictor(model)
+
+    def read(monitor: Monitor, *files: Path) -> None:
+        part = Part([file.name for file in files], list(files), [""] * len(files))
+        with ThreadPoolExecutor() as pool:
+            monitor.update(predictor.predict(chunk_of(part, predictor.card, pool).x))
+
+    return read
+
+
+def _new_files(folder: Path, position: Any) -> list[tuple[Any, Path]]:
     """Files behind a position, which is the time of a file's last change and its name."""
+    suffixes = (*TABLE_SUFFIXES, *IMAGE_SUFFIXES)
     files = [file for file in folder.rglob("*") if file.suffix.lower() in suffixes]
     placed = [([file.stat().st_mtime_ns, str(file.relative_to(folder))], file) for file in files]
     return sorted(each for each in placed if position is None or each[0] > position)
+
+
+def _is_image(placed: tuple[Any, Path]) -> bool:
+    return placed[1].suffix.lower() in IMAGE_SUFFIXES
 
 
 @contextmanager
@@ -177,7 +193,7 @@ def _lines(stream: Path) -> Iterator[tuple[IO[str], str]]:
     if str(stream) == "-":
         yield sys.stdin, "the standard input"
         return
-    if stream.suffix not in (".csv", ".jsonl"):
+    if stream.suffix.lower() not in TABLE_SUFFIXES:
         raise UserError(f"{stream}: pass a .csv or .jsonl file that `predict` wrote")
     try:
         with stream.open(encoding="utf-8", newline="") as file:
@@ -205,8 +221,8 @@ def _rows(file: Iterable[str], name: str) -> Iterator[Mapping[str, Any]]:
 def _parsed(line: str, number: int, name: str) -> Mapping[str, Any]:
     try:
         found = json.loads(line)
-        return {key: found[key] for key in COLUMNS}
-    except (ValueError, KeyError, TypeError):
+        return {**found.get("contributions", {}), **{key: found[key] for key in COLUMNS}}
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(
             f"{name}, line {number}: no JSON object with {' and '.join(COLUMNS)}; "
             "pass what `predict` wrote"

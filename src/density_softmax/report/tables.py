@@ -105,7 +105,7 @@ class Table:
     @property
     def caption(self) -> str:
         """How its numbers are read."""
-        if self.role == "needs":
+        if self.role in ("needs", "differences"):
             return self.remark
         most = max((line.num_seeds for line in self.lines), default=0)
         return f"{how_to_read(most)} {self.remark}".strip()

@@ -35,6 +35,7 @@ class Record(NamedTuple):
         action: `answer`, `abstain` or `unknown`, by the policy; empty without one.
         set: the labels that it deems possible; None if it makes no sets.
         reason: why a row is not answered; empty if it is.
+        contributions: what each expert adds to `epistemic`, to six digits; empty without experts.
     """
 
     input: str
@@ -48,30 +49,35 @@ class Record(NamedTuple):
     action: str = ""
     set: tuple[str, ...] | None = None
     reason: str = ""
+    contributions: tuple[float, ...] = ()
 
 
+# What a record holds besides its contributions.
+PLAIN = Record._fields[:-1]
 Write = Callable[[Sequence[Record]], object]
 
 
 @contextmanager
-def open_output(path: Path | None) -> Iterator[Write]:
+def open_output(path: Path | None, experts: Sequence[str] = ()) -> Iterator[Write]:
     """Write records atomically, in the format that the file's name asks for.
 
     Args:
         path: ends in .csv, .jsonl or .parquet; None is CSV to the standard output.
+        experts: the names of their contributions. These are the last columns, or in JSON an object
+            called `contributions`.
 
     Yields:
         A function that writes some more records.
     """
     if path is None:
-        yield _csv_lines(sys.stdout)
+        yield _csv_lines(sys.stdout, experts)
         return
     if path.suffix not in (".csv", ".jsonl", ".parquet"):
         raise UserError(f"--out {path}: choose a name that ends in .csv, .jsonl or .parquet")
     if path.is_dir():
         raise UserError(f"--out {path}: is a folder; choose the name of a file")
     try:
-        with replacing(path) as part, _opened(part, path.suffix) as write:
+        with replacing(path) as part, _opened(part, path.suffix, experts) as write:
             yield write
     # Inputs that cannot be read are DataErrors: any other is about the output.
     except OSError as error:
@@ -81,33 +87,37 @@ def open_output(path: Path | None) -> Iterator[Write]:
 
 
 @contextmanager
-def _opened(part: Path, suffix: str) -> Iterator[Write]:
+def _opened(part: Path, suffix: str, experts: Sequence[str]) -> Iterator[Write]:
     if suffix == ".parquet":
-        with _parquet_file(part) as write:
+        with _parquet_file(part, experts) as write:
             yield write
         return
     with part.open("w", encoding="utf-8", newline="") as file:
-        yield _csv_lines(file) if suffix == ".csv" else _json_lines(file)
+        yield (_csv_lines if suffix == ".csv" else _json_lines)(file, experts)
 
 
-def _csv_lines(file: IO[str]) -> Write:
+def _csv_lines(file: IO[str], experts: Sequence[str]) -> Write:
     """CSV with a header, which is not written before there is a record."""
-    write, header = csv_writer(file), iter([Record._fields])
-    return lambda records: write(chain(header, map(_with_text, records)))
+    write, header = csv_writer(file), iter([(*PLAIN, *experts)])
+    return lambda records: write(chain(header, map(_cells, records)))
 
 
-def _with_text(record: Record) -> Record:
+def _cells(record: Record) -> tuple[Any, ...]:
     """With a set of labels as JSON, because a label may hold any separator."""
-    if record.set is None:
-        return record
-    return record._replace(set=json.dumps(record.set, ensure_ascii=False))  # type: ignore[arg-type]
+    if record.set is not None:
+        text: Any = json.dumps(record.set, ensure_ascii=False)
+        record = record._replace(set=text)
+    return (*record[:-1], *record.contributions)
 
 
-def _json_lines(file: IO[str]) -> Write:
+def _json_lines(file: IO[str], experts: Sequence[str]) -> Write:
     """A JSON object per line; an infinite uncertainty, which JSON cannot express, is null."""
 
     def line(record: Record) -> str:
-        values = {name: _json_value(value) for name, value in record._asdict().items()}
+        values = {name: _json_value(getattr(record, name)) for name in PLAIN}
+        if experts:
+            parts = zip(experts, map(_json_value, record.contributions), strict=True)
+            values["contributions"] = dict(parts)
         return json.dumps(values, ensure_ascii=False) + "\n"
 
     return lambda records: file.writelines(map(line, records))
@@ -118,7 +128,7 @@ def _json_value(value: Any) -> Any:
 
 
 @contextmanager
-def _parquet_file(path: Path) -> Iterator[Write]:
+def _parquet_file(path: Path, experts: Sequence[str]) -> Iterator[Write]:
     """A Parquet file with a row group per batch."""
     try:
         import pyarrow
@@ -127,14 +137,15 @@ def _parquet_file(path: Path) -> Iterator[Write]:
         raise UserError(
             "Parquet needs pyarrow: pip install pyarrow, or write .csv or .jsonl"
         ) from None
-    numbers = ("confidence", "aleatoric", "epistemic", "typicality")
-    types = dict.fromkeys(Record._fields, pyarrow.string())
+    numbers = ("confidence", "aleatoric", "epistemic", "typicality", *experts)
+    types = dict.fromkeys(PLAIN, pyarrow.string())
     types |= dict.fromkeys(numbers, pyarrow.float64()) | {"set": pyarrow.list_(pyarrow.string())}
     schema = pyarrow.schema(types)
     with parquet.ParquetWriter(path, schema) as writer:
 
         def write(records: Sequence[Record]) -> None:
-            rows = [record._asdict() for record in records]
+            names = (*PLAIN, *experts)
+            rows = [dict(zip(names, (*r[:-1], *r.contributions), strict=True)) for r in records]
             writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
 
         yield write

@@ -94,7 +94,7 @@ def predict_stream(
         batches = records_on_cluster(replica, path, model.card, size, policy)
     flags: Counter[str] = Counter()
     began, found = perf_counter(), Throughput(0.0, flags)
-    with open_output(out) as write:
+    with open_output(out, model.card.experts) as write:
         for batch in batches:
             write(batch)
             flags.update(record.flag for record in batch)
@@ -166,8 +166,14 @@ def _record(
         epistemic=epistemic,
         flag=flag,
         note=chunk.notes[row] or note,
+        contributions=() if answer.contributions is None else _short(answer.contributions[row]),
         **{name: decided[name] for name in DECIDED if name in decided},
     )
+
+
+def _short(values: NDArray[np.float32]) -> tuple[float, ...]:
+    """To six digits, nearly all that float32 has."""
+    return tuple(float(f"{value:.6g}") for value in values.tolist())
 
 
 def _flag(readable: bool, epistemic: float, action: str) -> Flag:
