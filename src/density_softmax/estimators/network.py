@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from density_softmax.data.sources import Indices
 from density_softmax.decide.explain import Explanation
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.engine.calibration import refit
+from density_softmax.engine.runtime import start
 from density_softmax.errors import UserError
 from density_softmax.estimators.abstaining import (
     AbstainingClassifier,
@@ -44,6 +46,9 @@ from density_softmax.recipes.table import (
     TRAIN,
 )
 from density_softmax.types import Batch, Prediction
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 # Rows predicted at a time.
 ROWS = 4096
@@ -167,12 +172,14 @@ class DensitySoftmaxClassifier(AbstainingClassifier):
             raise UserError("no column of X varies on the training rows: there is nothing to learn")
         x = scaler.transform(X)
         method = self._untrained(X.shape[1], np.bincount(y[train]), seed)
+        engine = EngineConfig(accelerator=self.device, predict_batch_size=ROWS)
         fit(
             method,
             (x[train], y[train]),
             (x[heldout], y[heldout]),
             seed=seed,
-            engine=EngineConfig(accelerator=self.device, predict_batch_size=ROWS),
+            engine=engine,
+            fabric=_started(engine),
             progress=bool(self.verbose),
         )
         # In float64 a prediction does not depend on the other rows of its batch.
@@ -247,6 +254,12 @@ class Standardize(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Scale columns to mean 0 and standard deviation 1 on the training rows."""
         return (x - self.mean) / self.scale
+
+
+@functools.cache
+def _started(engine: EngineConfig) -> Fabric:
+    """Start Fabric once for all fits on a device: it takes as long as ten steps of training."""
+    return start(engine)
 
 
 @torch.no_grad()

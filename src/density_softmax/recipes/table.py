@@ -41,7 +41,7 @@ PENALTY = FrobeniusPenalty.Config(weight=1e-2, exact_below=0, every=8)
 # Rows that drift by little are the rule for tables, so confidence is lost slowly: a quarter of the
 # slope that images get, and two fifths beyond all held-out rows. Chosen on eight tables that
 # docs/tables.md does not report on.
-SCALE = QuantileScale.Config(budget=0.01, steepest=0.25, far=0.2)
+SCALE = QuantileScale.Config(budget=0.01, steepest=0.1, far=0.1)
 # Gaussians of the columns, which fall without end where clipped features do not, and of the last
 # features. Shrunk by half, they do not take a column that drifts by a quarter of its deviation for
 # another world, whatever columns it is correlated with. Experts that know the classes take it for
