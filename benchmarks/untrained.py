@@ -22,6 +22,7 @@ TASKS = {
     "toy": _task(2, 2),
     "digits": _task(10, 1, 8, 8),
     "cifar10_small": _task(10, 3, 32, 32),
+    "cifar100_small": _task(100, 3, 32, 32),
     "cifar10": _task(10, 3, 32, 32),
     "cifar100": _task(100, 3, 32, 32),
     "imagenet": _task(1000, 3, 224, 224),

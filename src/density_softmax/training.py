@@ -198,7 +198,8 @@ class Estimate:
         statistics: what one batch contributes.
         finish: receives the statistics of the whole split and writes buffers.
         reduce: `sum` adds the contributions; `concat` keeps a row per sample, in order.
-        on: `features` reads the encoder's cached outputs in place of inputs.
+        on: `features` reads the encoder's cached outputs in place of inputs; `labels` says that
+            no layer is run, so that after a step none has to change its mode.
         split: which data it reads.
         limit: how many samples at most, drawn at random by the run's seed; null reads all.
         mergeable: whether `finish` may be called again with these sums plus those of more data:
@@ -213,7 +214,7 @@ class Estimate:
     statistics: Callable[[Batch], Values]
     finish: Callable[[Values], object]
     reduce: Literal["sum", "concat"] = "sum"
-    on: Literal["inputs", "features"] = "inputs"
+    on: Literal["inputs", "features", "labels"] = "inputs"
     split: Literal["train", "heldout"] = "train"
     limit: int | None = None
     mergeable: bool = False

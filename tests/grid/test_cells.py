@@ -182,7 +182,7 @@ def test_the_papers_form_is_that_of_its_recipe(recipe: str) -> None:
     _, *forms = (prepare(recipe, "density_softmax", v) for v in find_variants("forms", base))
     for form, scale in zip(forms, ("range", "range", "max"), strict=True):
         found = to_dict(form.method)
-        same = ("layers", "last", "energy")
+        same = ("layers", "last", "classes", "energy")
         assert [found[key] for key in same] == [paper[key] for key in same]
         assert (found["density"]["kind"], found["density"]["standardize"]) == ("realnvp", False)
         assert found["scale"]["kind"] == scale

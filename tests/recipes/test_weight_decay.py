@@ -67,7 +67,7 @@ def test_no_weight_decay_takes_hold_of_posteriors_and_factors(recipe, kind):
     assert get_recipe(recipe, kind).method.descent.optimizer.weight_decay == 0
 
 
-@pytest.mark.parametrize("recipe", ["toy", "digits", "cifar10_small"])
+@pytest.mark.parametrize("recipe", ["toy", "digits", "cifar10_small", "cifar100_small"])
 @pytest.mark.parametrize("kind", [*KINDS, "sngp"])
 def test_our_recipes_train_them_as_long_and_decay_them_as_much_as_erm(recipe, kind):
     method, erm = (get_recipe(recipe, m).method for m in (kind, "deterministic"))

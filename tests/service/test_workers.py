@@ -150,6 +150,8 @@ def test_the_client_asks_for_rows_images_and_the_monitor(running, image_file, ta
     assert client.predict([[1.0, 2.0, 3.0]])[0]["confidence"] == pytest.approx(1 / 3)
     assert ds.Client(running, "colours").predict_image(png())["label"] == "red"
     assert client.monitor()["monitor"]["inputs"] >= 4
+    assert client.acknowledge()["monitor"]["inputs"] == 0
+    assert ds.Client(running, "colours").acknowledge()["model"] == "colours"
     with pytest.raises(UserError, match="422, no input can be read: 0"):
         client.predict([[1.0]])
     with pytest.raises(UserError, match="is it running"):

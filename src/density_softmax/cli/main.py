@@ -255,19 +255,25 @@ def evaluate(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
+    against: Annotated[
+        str | None,
+        typer.Option(help="Also the difference of each method from this one, with intervals."),
+    ] = None,
 ) -> None:
     """Turn run directories into tables (text, CSV, LaTeX), figures and one HTML page.
 
     Figures (SVG, PDF and PNG) are drawn for whatever the runs have data for: uncertainty surfaces,
     reliability diagrams, box plots and means by severity, entropies and log densities,
     risk-coverage curves, spread over seeds, costs, feature maps and training curves. A number is
-    bold only if a paired t-test over seeds says that it is the best.
+    bold only if a paired t-test over seeds says that it is the best. --against adds a table of
+    differences from one method, which are bold if a paired bootstrap over the images of the test
+    sets says that they are not 0.
 
-    Example: `density-softmax report runs/digits --out report`
+    Example: `density-softmax report runs/digits --out report --against density_softmax`
     """
     from density_softmax.report import results_text, write_report
 
-    page = write_report(runs, out, progress=True)
+    page = write_report(runs, out, against=against, progress=True)
     console.print(results_text(out), soft_wrap=True)
     console.print(f"report page: {page}", soft_wrap=True)
 

@@ -34,6 +34,10 @@ TokenFile = Annotated[
         show_default="$DENSITY_SOFTMAX_TOKEN",
     ),
 ]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(help="A further name under which requests may ask, such as that of a proxy."),
+]
 Batch = Annotated[
     int, typer.Option(min=1, help="Rows computed together at most; 1 answers one by one.")
 ]
@@ -64,6 +68,7 @@ def serve(
     threads: Threads = 0,
     state: State = None,
     token_file: TokenFile = None,
+    allow_host: AllowHost = None,
     batch: Batch = 32,
     wait_ms: Wait = 2.0,
     max_queue: MaxQueue = 512,
@@ -86,13 +91,14 @@ def serve(
     Requests that wait together are computed together. What is too much is refused with a reason,
     what is accepted is answered, also after Ctrl-C. A file that changes is loaded without
     dropping a request. With `--workers` several processes share the port; one that dies is
-    started again and its monitor goes on.
+    started again and its monitor goes on. Their monitors share `--false-alarms`.
 
     With `--engine ray` the service runs on the cluster of $RAY_ADDRESS, whose machines share the
     files, or on one made of this machine: one replica, and up to `--workers` under load.
 
     Only this machine can connect unless `--host` says otherwise. Set a token then, and put a
-    server with TLS before it.
+    server with TLS before it. On this machine requests must ask for localhost or its address;
+    `--allow-host` names others, such as that of a proxy.
 
     For example
 
@@ -119,6 +125,7 @@ def serve(
         rows=max_rows,
         seconds=max_seconds,
         token=read_token(token_file),
+        hosts=_allowed(host, allow_host or []),
         state=None if state is None else str(state),
         false_alarms=false_alarms,
         recent=keep_unknown,
@@ -148,6 +155,16 @@ def _serve(
         return
     print(f"serving {', '.join(names)} at http://{shown}:{found[1]}", flush=True)
     serve(models, settings, listening, workers)
+
+
+def _allowed(host: str, others: list[str]) -> tuple[str, ...]:
+    """Names under which requests may ask; none allows all.
+
+    A page of another site can make its own name mean this machine, but not ask under ours.
+    """
+    if host in LOOPBACK:
+        return (*LOOPBACK, *others)
+    return (host, *others) if others else ()
 
 
 def _check_state(state: str | None) -> None:

@@ -21,6 +21,7 @@ RECIPES = {
     "table": "table",
     "digits": "digits",
     "cifar10_small": "cifar",
+    "cifar100_small": "cifar",
     "cifar10": "cifar",
     "cifar100": "cifar",
     "imagenet": "imagenet",

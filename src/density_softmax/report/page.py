@@ -20,6 +20,7 @@ from density_softmax.errors import UserError
 from density_softmax.files import write_text
 from density_softmax.files.tables import csv_writer
 from density_softmax.report.columns import Cell, Column, cell_texts
+from density_softmax.report.differences import build_difference_tables, difference_rows
 from density_softmax.report.frame import frame_of, line_of, settings_of
 from density_softmax.report.names import break_lines, distinct_stem, method_name, readable, set_name
 from density_softmax.report.paper import paper_penalties, paper_results
@@ -63,7 +64,9 @@ LATEX = {
 LAST_SIGN = "\u00ff"
 
 
-def write_report(runs: Sequence[Path], out: Path, *, progress: bool = False) -> Path:
+def write_report(
+    runs: Sequence[Path], out: Path, *, against: str | None = None, progress: bool = False
+) -> Path:
     """Report on the runs at or below the given paths; returns the page's path.
 
     Writes index.html, rows.csv, tables/ (`results.txt` with the numbers to look at first, and
@@ -72,6 +75,8 @@ def write_report(runs: Sequence[Path], out: Path, *, progress: bool = False) -> 
     Args:
         runs: run directories, or folders that hold some.
         out: a folder, which may hold an older report.
+        against: the registry key of a method; differences of all others from it, with intervals
+            over the images of the test sets, become rows and a table.
         progress: whether to show a bar while figures are drawn.
     """
     from density_softmax.report.figures import write_figures
@@ -84,7 +89,12 @@ def write_report(runs: Sequence[Path], out: Path, *, progress: bool = False) -> 
     tables = build_tables(frame_of(found.finished), paper_results())
     tables += build_penalty_tables(found.finished, paper_penalties())
     tables += build_requirement_tables(found.finished)
-    write_rows(out / "rows.csv", [row for run in found.finished for row in run.rows()])
+    rows = [row for run in found.finished for row in run.rows()]
+    if against is not None:
+        differences = difference_rows(found.finished, against)
+        tables += build_difference_tables(differences, against)
+        rows += differences
+    write_rows(out / "rows.csv", rows)
     _write_tables(tables, found.left_out, out / "tables")
     figures = write_figures(found.finished, out / "figures", progress=progress)
     page = out / "index.html"
@@ -262,7 +272,7 @@ def _write_tables(tables: Sequence[Table], left_out: Sequence[LeftOut], folder: 
         stem = distinct_stem(table.name, taken)
         for ending, render in (("csv", as_csv), ("tex", as_latex), ("txt", as_text)):
             write_text(folder / f"{stem}.{ending}", render(table))
-    shown = [table for table in tables if table.role in ("results", "penalty")]
+    shown = [table for table in tables if table.role in ("results", "penalty", "differences")]
     pieces = [piece for table in shown for piece in fold(table, TERMINAL_COLUMNS)]
     results = [as_text(piece, narrow=True) for piece in pieces]
     missing = [f"not shown: {each.text}\n" for each in left_out]

@@ -140,7 +140,7 @@ class AnnealedKL(nn.Module):
 
     def after_step(self) -> Estimate:
         """The estimate after a step of training: t grows by the batch."""
-        return Estimate("progress", count_samples, self._advance)
+        return Estimate("progress", count_samples, self._advance, on="labels")
 
     def _set(self, total: Values) -> None:
         self.num_train.copy_(total["count"])

@@ -146,7 +146,7 @@ class JacobianPenalty(Penalty, ABC):
         """Count the step, unless nothing depends on it."""
         if self.options.every == 1:
             return None
-        return Estimate("penalty", statistics=lambda batch: {}, finish=self._count)
+        return Estimate("penalty", lambda batch: {}, self._count, on="labels")
 
     def _weight(self) -> float:
         """λ as it is on this step."""

@@ -1,0 +1,331 @@
+"""Which tables of results the pages have: their rows, lines and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from density_softmax.methods import MethodConfig, kinds_of
+
+Format = Callable[[float], str]
+
+
+class Line(NamedTuple):
+    """A line of a table: the rows of a method and a variant.
+
+    Attributes:
+        label: what the page calls it.
+        method: the registry key.
+        variant: as in rows; with a star at its end, how the variant begins.
+        detects: whether it has a score of its own; another's is not shown twice.
+    """
+
+    label: str
+    method: str
+    variant: str = "default"
+    detects: bool = True
+
+
+class Column(NamedTuple):
+    """A column of a table: a metric on a split, and how its numbers are printed.
+
+    Attributes:
+        title: what the page calls it.
+        split: of its rows.
+        metric: of its rows; that of a `difference:` is printed with its interval.
+        form: how a number is printed.
+        quoted: the recipe of the paper whose published numbers these are, if they are none of ours.
+    """
+
+    title: str
+    split: str
+    metric: str
+    form: Format
+    quoted: str = ""
+
+
+class Table(NamedTuple):
+    """A table of a page.
+
+    Attributes:
+        rows: the name of a file under docs/results, without ending.
+        recipe: of its rows.
+        lines: in their order; those without rows are left out.
+        columns: in their order.
+        grid: the command whose runs they are, where that is one. Then the page names the commit,
+            says what has not been run, and how many seeds a line has.
+    """
+
+    rows: str
+    recipe: str
+    lines: Sequence[Line]
+    columns: Sequence[Column]
+    grid: str = ""
+
+
+def three(value: float) -> str:
+    """Three decimals."""
+    return f"{value:.3f}"
+
+
+def signed(value: float) -> str:
+    """Three decimals with a typographic sign."""
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def share(value: float) -> str:
+    """Per cent, with a typographic minus."""
+    return f"{round(100 * value):d} %".replace("-", "−")
+
+
+def kilobytes(value: float) -> str:
+    """Thousands of bytes."""
+    return "<1" if value < 1000 else f"{value / 1000:,.0f}"
+
+
+def title(kind: str) -> str:
+    """What tables call a method; § marks one that keeps training data."""
+    config = MethodConfig.members[kind]
+    return f"{config.title} §" if config.stores_data else config.title
+
+
+CALIBRATION = (
+    Column("NLL ↓", "iid", "nll", three),
+    Column("ECE ↓", "iid", "ece", three),
+    Column("cNLL ↓", "cifar10-c", "cnll", three),
+    Column("cECE ↓", "cifar10-c", "cece", three),
+)
+DETECTION = (
+    Column("AUROC CIFAR-100 ↑", "cifar100", "auroc:epistemic", three),
+    Column("AUROC SVHN ↑", "svhn", "auroc:epistemic", three),
+)
+SCOPE = "out of scope"
+QUERIES = (
+    CALIBRATION[0],
+    CALIBRATION[1],
+    Column("AUROC ↑", SCOPE, "auroc:epistemic", three),
+    Column("AUPR ↑", SCOPE, "aupr:epistemic", three),
+    Column("FPR95 ↓", SCOPE, "fpr95:epistemic", three),
+)
+SHARE = Column("share", "cifar10-c", "oracle_share", share)
+STORED = Column("stored, kB", "cost", "stored_bytes", kilobytes)
+
+NETWORK = Line("network as trained", "deterministic")
+TEMPERATURE = Line("temperature scaling", "temperature_scaling")
+HIGHER = Line(
+    "a higher temperature, same budget", "density_softmax", "layers=[], scale=temperature*", False
+)
+# What a density is replaced by, to see what it does.
+BLIND = "scale=temperature*"
+PAPER = Line("Density-Softmax, the paper's code", "density_softmax", "density=realnvp*")
+OURS = Line("**Density-Softmax, `ds.attach`**", "density_softmax")
+FORMS = (
+    OURS,
+    Line("Density-Softmax, no layers", "density_softmax", "layers=[]"),
+    Line("Density-Softmax without class-aware experts", "density_softmax", "classes=false*"),
+    HIGHER,
+    PAPER,
+)
+RIVALS = tuple(
+    Line(title(kind), kind)
+    for kind in kinds_of("posthoc")
+    if kind not in ("deterministic", "temperature_scaling")
+)
+ORACLE = Line("the best temperature of each shifted set", "temperature_scaling", "oracle*")
+ALL = (NETWORK, TEMPERATURE, ORACLE, *RIVALS, *FORMS)
+SHORT = (NETWORK, TEMPERATURE, Line("Mahalanobis++", "mahalanobis_plus_plus"), OURS)
+CALIBRATED = (
+    NETWORK,
+    TEMPERATURE,
+    HIGHER,
+    Line(title("laplace"), "laplace"),
+    Line(title("density_aware_calibration"), "density_aware_calibration"),
+)
+ON_QUERIES = ("gen", "knn", "vim", "fdbd", "mahalanobis_plus_plus", "relative_mahalanobis")
+DETECTORS = ("max_softmax", "energy", "gen", "vim", "knn", "fdbd", "mahalanobis_plus_plus")
+
+METHODS = tuple(
+    Line("**Density-Softmax**" if kind == "density_softmax" else title(kind), kind)
+    for kind in kinds_of("paper")
+)
+TOY = (
+    Column("NLL ↓", "iid", "nll", three),
+    Column("accuracy ↑", "iid", "accuracy", three),
+    Column("ECE ↓", "iid", "ece", three),
+    Column("confidence on the cluster ↓", "cluster", "confidence", three),
+    Column("AUROC by entropy ↑", "cluster", "auroc:entropy", three),
+    Column("by epistemic ↑", "cluster", "auroc:epistemic", three),
+)
+
+
+def labelled(shift: str) -> tuple[Column, ...]:
+    """The columns of a test set and of the means over its corruptions."""
+    names = {"nll": "NLL ↓", "accuracy": "accuracy ↑", "ece": "ECE ↓"}
+    inside = [Column(head, "iid", metric, three) for metric, head in names.items()]
+    means = [Column(f"c{head}", shift, f"c{metric}", three) for metric, head in names.items()]
+    return (*inside, *means)
+
+
+def detected(*sets: tuple[str, str]) -> tuple[Column, ...]:
+    """The columns of OOD sets, given as pairs of title and name."""
+    return tuple(
+        Column(f"AUROC {head}, {words} ↑", name, f"auroc:{score}", three)
+        for head, name in sets
+        for score, words in (("entropy", "entropy"), ("epistemic", "own score"))
+    )
+
+
+def differences(columns: Sequence[Column]) -> tuple[Column, ...]:
+    """The differences from Density-Softmax in some columns, those of accuracies aside."""
+    shown = [column for column in columns if "accuracy" not in column.metric]
+    return tuple(c._replace(metric=f"difference:{c.metric}", form=signed) for c in shown)
+
+
+def is_itself(table: Table, line: Line) -> bool:
+    """Whether a table has differences from this very line."""
+    compared = any(column.metric.startswith("difference:") for column in table.columns)
+    return compared and (line.method, line.variant) == ("density_softmax", "default")
+
+
+def beside_paper(recipe: str, shift: str) -> tuple[Column, ...]:
+    """Ours and the paper's numbers in turn."""
+    return tuple(
+        each
+        for column in labelled(shift)
+        for each in (column, column._replace(title="paper", quoted=recipe))
+    )
+
+
+PENALTIES = (
+    Line("none", "density_softmax", "penalty=none"),
+    Line("1e-4, the recipe", "density_softmax"),
+    *(
+        Line(f"{weight:g}", "density_softmax", f"penalty.weight={weight}")
+        for weight in (0.001, 0.01, 0.1, 1.0)
+    ),
+)
+PARTS = (
+    Line("all: penalty and density, no head stage (the recipe)", "density_softmax"),
+    Line("without the penalty", "density_softmax", "penalty=none"),
+    Line("without the density: a temperature with the same budget", "density_softmax", BLIND),
+    Line("without either", "density_softmax", f"penalty=none, {BLIND}"),
+    Line("with the head stage", "density_softmax", "head=*"),
+)
+FLOW = (
+    "density=realnvp, density.standardize=false, layers=[], classes=false, energy=false, scale={}*"
+)
+FORM = (
+    Line("ours: `quantile`, layers, last features, classes and energy", "density_softmax"),
+    Line("one temperature, as high as the same budget allows", "density_softmax", BLIND),
+    Line("one temperature, the best", "constant_temperature"),
+    Line(
+        "the paper's code: `range`, RealNVP, head stage",
+        "density_softmax",
+        FLOW.format("range, head="),
+    ),
+    Line(
+        "the same with its mean factor for all inputs",
+        "density_softmax",
+        FLOW.format("range, scale.averaged=true"),
+    ),
+    Line("the paper's text: `max`, RealNVP, head stage", "density_softmax", FLOW.format("max")),
+)
+SEEDS = "density-softmax benchmark {} --methods all --seeds 3"
+SMALL = {
+    "cifar10_small": detected(("SVHN", "svhn"), ("CIFAR-100", "cifar100")),
+    "cifar100_small": detected(("SVHN", "svhn"), ("CIFAR-10", "cifar10")),
+}
+ABLATED = "density-softmax benchmark cifar10_small --ablation {}"
+GRIDS = {
+    "toy": Table("toy", "toy", METHODS, TOY, SEEDS.format("toy")),
+    "toy-ovals": Table(
+        "toy",
+        "toy",
+        tuple(line._replace(variant="data.shape=two_ovals") for line in METHODS),
+        TOY,
+        "density-softmax benchmark toy --methods all --set data.shape=two_ovals",
+    ),
+    "digits": Table("digits", "digits", METHODS, labelled("digits-c"), SEEDS.format("digits")),
+    "digits-differences": Table(
+        "digits", "digits", METHODS, differences(labelled("digits-c")), SEEDS.format("digits")
+    ),
+    **{
+        name: Table(name, name, METHODS, (*labelled(f"{name[:-6]}-c"), *ood), SEEDS.format(name))
+        for name, ood in SMALL.items()
+    },
+    **{
+        f"{name}-differences": Table(
+            name,
+            name,
+            METHODS,
+            differences((*labelled(f"{name[:-6]}-c"), *ood)),
+            SEEDS.format(name),
+        )
+        for name, ood in SMALL.items()
+    },
+    **{
+        f"{name}-paper": Table(
+            name, name, METHODS, beside_paper(name[:-6], f"{name[:-6]}-c"), SEEDS.format(name)
+        )
+        for name in SMALL
+    },
+    **{
+        f"cifar10_small-{ablation}": Table(
+            "cifar10_small",
+            "cifar10_small",
+            lines,
+            (*labelled("cifar10-c"), *SMALL["cifar10_small"]),
+            ABLATED.format(ablation),
+        )
+        for ablation, lines in (("lambda", PENALTIES), ("components", PARTS), ("forms", FORM))
+    },
+}
+
+TABLES = {
+    "home": Table(
+        "posthoc_cifar10",
+        "posthoc_cifar10/resnet20",
+        (NETWORK, TEMPERATURE, OURS),
+        (CALIBRATION[0], CALIBRATION[3], *DETECTION),
+    ),
+    "readme": Table(
+        "posthoc_cifar10", "posthoc_cifar10/resnet20", SHORT, (*CALIBRATION, *DETECTION)
+    ),
+    **{
+        f"calibration-{network}": Table(
+            "posthoc_cifar10",
+            f"posthoc_cifar10/{network}",
+            (*CALIBRATED, PAPER, OURS, ORACLE),
+            (*CALIBRATION, SHARE),
+        )
+        for network in ("resnet20", "resnet32")
+    },
+    **{
+        f"detection-{network}": Table(
+            "posthoc_cifar10",
+            f"posthoc_cifar10/{network}",
+            (*(Line(title(kind), kind) for kind in DETECTORS), *FORMS[1:3], OURS),
+            (*DETECTION, STORED),
+        )
+        for network in ("resnet20", "resnet32")
+    },
+    **{
+        f"posthoc-{network}": Table(
+            "posthoc_cifar10",
+            f"posthoc_cifar10/{network}",
+            ALL,
+            (*CALIBRATION, SHARE, *DETECTION, STORED),
+        )
+        for network in ("resnet20", "resnet32")
+    },
+    **{
+        f"clinc-{head}": Table(
+            "posthoc_clinc",
+            f"posthoc_clinc/{head}",
+            (TEMPERATURE, *(Line(title(kind), kind) for kind in ON_QUERIES), OURS),
+            QUERIES,
+        )
+        for head in ("linear", "hidden")
+    },
+    **GRIDS,
+}

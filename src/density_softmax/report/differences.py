@@ -1,0 +1,177 @@
+"""Differences between methods, with intervals of a paired bootstrap over test samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from density_softmax import metrics
+from density_softmax.errors import UserError, choices
+from density_softmax.report.columns import Cell, Column
+from density_softmax.report.frame import Key, Line, Setting, line_of, settings_of
+from density_softmax.report.names import file_stem, method_name, metric_name, readable, set_name
+from density_softmax.report.tables import Table, TableLine
+from density_softmax.runs.run import Run
+from density_softmax.types import Row
+
+NUM_RESAMPLES = 1000
+SCORES = ("entropy", "epistemic")
+# What is written of a difference, before the name of its metric.
+DIFFERENCE, LOW, HIGH = "difference:", "difference_low:", "difference_high:"
+STD, SEEDS = "difference_std:", "difference_seeds:"
+REMARK = (
+    "Each number minus that of {against}, as a mean over the seeds that both have, ± its standard "
+    "deviation over {number:,} resamples of the test samples, which all methods, seeds and "
+    "corruptions share. Bold: the 95 % interval of the resamples excludes 0. Networks are not "
+    "resampled: what another seed would change, a test over seeds has to say."
+)
+
+Values = Mapping[Key, Tensor]
+
+
+def difference_rows(runs: Sequence[Run], against: str) -> list[Row]:
+    """How far each line is from a method, and between which bounds, of runs on the same data.
+
+    Rows `difference:METRIC`, `difference_low:METRIC` and `difference_high:METRIC` are of the mean
+    over the seeds that both lines have, `difference_seeds:METRIC` of them; the seed of the row is
+    the first of these.
+
+    Args:
+        runs: finished ones that have kept their predictions.
+        against: the registry key of the method, in its recipe's settings.
+    """
+    rows: list[Row] = []
+    for setting in settings_of(runs):
+        lines: dict[Line, dict[int, Run]] = {}
+        for run in setting.runs:
+            lines.setdefault(line_of(run), {})[run.seed] = run
+        if (own := lines.pop(Line(against, ()), None)) is None:
+            kinds = choices(against, [run.kind for run in setting.runs])
+            raise UserError(f"{setting.name}: no run of '{against}' to compare with; {kinds}")
+        known = {seed: _resampled(run, setting) for seed, run in own.items()}
+        for others in lines.values():
+            common = [seed for seed in others if seed in known]
+            found = {seed: _resampled(others[seed], setting) for seed in common}
+            rows += _rows([(others[s], found[s], own[s], known[s]) for s in common])
+    return rows
+
+
+def _rows(pairs: Sequence[tuple[Run, Values, Run, Values]]) -> Iterator[Row]:
+    """The rows of a line from its runs, those of the other method, and the resamples of both."""
+    if not pairs:
+        return
+    numbers = [
+        {(row.split, row.metric): row.value for row in run.rows()}
+        for pair in pairs
+        for run in (pair[0], pair[2])
+    ]
+    for split, metric in pairs[0][1]:
+        key = split, metric
+        drawn = torch.stack([mine[key] - its[key] for _, mine, _, its in pairs]).mean(0)
+        signed = zip(numbers[::2], numbers[1::2], strict=True)
+        value = fmean(mine[key] - its[key] for mine, its in signed)
+        low, high = metrics.interval(drawn)
+        found = {DIFFERENCE: value, LOW: low, HIGH: high, STD: float(drawn.std())}
+        found[SEEDS] = float(len(pairs))
+        named = {f"{name}{metric}": each for name, each in found.items()}
+        yield from pairs[0][0].make_rows({split: named})
+
+
+def _resampled(run: Run, setting: Setting) -> Values:
+    """By split and metric, what each resample of the test samples gives, (resamples,) each."""
+    splits = setting.splits
+    found = {
+        (split, metric): values
+        for split in ("iid", *splits.shifted)
+        for metric, values in _labelled(run, split).items()
+    }
+    for data, levels in splits.corrupted.items():
+        each = [_labelled(run, split) for level in levels.values() for split in level]
+        for metric in each[0]:
+            found[data, f"c{metric}"] = torch.stack([values[metric] for values in each]).mean(0)
+    inside = metrics.detection_scores(run.prediction("iid")[0])
+    for split in splits.ood:
+        outside = metrics.detection_scores(run.prediction(split)[0])
+        for score in SCORES:
+            scores = inside[score], outside[score]
+            weights = _weights(len(scores[0])), _weights(len(scores[1]), 1)
+            found[split, f"auroc:{score}"] = metrics.resampled_auroc(*scores, *weights)
+    return found
+
+
+def _labelled(run: Run, split: str) -> dict[str, Tensor]:
+    """NLL and ECE of every resample of a labelled split."""
+    prediction, y = run.prediction(split)
+    probs, weights = prediction.probs, _weights(len(y))
+    truth = probs.gather(1, y[:, None])[:, 0].clamp_min(torch.finfo(torch.float32).tiny)
+    return {
+        "nll": metrics.resampled_means(-truth.log(), weights),
+        "ece": metrics.resampled_ece(probs, y, weights),
+    }
+
+
+@cache
+def _weights(num_samples: int, seed: int = 0) -> Tensor:
+    """Sets of the same size are taken for versions of the same samples."""
+    return metrics.resample_weights(num_samples, NUM_RESAMPLES, seed)
+
+
+def build_difference_tables(rows: Sequence[Row], against: str) -> list[Table]:
+    """For each recipe a table of the differences from a method.
+
+    Args:
+        rows: as `difference_rows` gives them.
+        against: the registry key of that method.
+    """
+    recipes: dict[str, dict[tuple[str, str], dict[Key, float]]] = {}
+    for row in rows:
+        lines = recipes.setdefault(row.recipe, {})
+        lines.setdefault((row.method, row.variant), {})[row.split, row.metric] = row.value
+    other = method_name(against)
+    remark = REMARK.format(against=other, number=NUM_RESAMPLES)
+    return [
+        Table(
+            name=file_stem(recipe, "differences"),
+            title=readable(f"{recipe}: differences from {other}"),
+            remark=remark,
+            columns=(columns := _columns(lines.values())),
+            lines=tuple(_line(*line, values, columns) for line, values in lines.items()),
+            role="differences",
+        )
+        for recipe, lines in recipes.items()
+    ]
+
+
+def _columns(lines: Iterable[Mapping[Key, float]]) -> tuple[Column, ...]:
+    found = dict.fromkeys(key for values in lines for key in values)
+    keys = [(split, name) for split, name in found if name.startswith(DIFFERENCE)]
+    return tuple(_column((split, name.removeprefix(DIFFERENCE))) for split, name in keys)
+
+
+def _column(key: Key) -> Column:
+    title, better = metric_name(key[1])
+    score = key[1].partition(":")[2]
+    words = "" if key[0] == "iid" else set_name(key[0]), score and f"by {score}"
+    arrow = {"higher": " ↑", "lower": " ↓", None: ""}[better]
+    return Column(title + arrow, ", ".join(filter(None, words)), key, better, decimals=4)
+
+
+def _line(
+    method: str, variant: str, values: Mapping[Key, float], columns: Sequence[Column]
+) -> TableLine:
+    name = method_name(method)
+    label = name if variant == "default" else readable(f"{name} ({variant})")
+    seeds = max(value for (_, metric), value in values.items() if metric.startswith(SEEDS))
+    return TableLine(label, int(seeds), tuple(_cell(values, *column.key) for column in columns))
+
+
+def _cell(values: Mapping[Key, float], split: str, metric: str) -> Cell | None:
+    if (split, f"{DIFFERENCE}{metric}") not in values:
+        return None
+    names = (DIFFERENCE, LOW, HIGH, STD)
+    mean, low, high, std = (values[split, f"{name}{metric}"] for name in names)
+    return Cell(mean, std, best=low > 0 or high < 0)
