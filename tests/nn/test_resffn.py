@@ -69,6 +69,6 @@ def test_a_smooth_clip_is_the_identity_near_0_and_its_limit_far_away() -> None:
     assert (clip(x).diff() > -1e-6).all()
     assert (clip(x).diff() <= x.diff() + 1e-6).all()
     torch.testing.assert_close(clip(-x), -clip(x))
-    torch.testing.assert_close(clip(x[200:240]), x[200:240], rtol=0.01, atol=0)
+    torch.testing.assert_close(clip(x[200:220]), x[200:220], rtol=0.01, atol=0)
     torch.testing.assert_close(clip(torch.tensor([1e6, torch.inf])), torch.full((2,), 3.0))
     assert ResFFN(2, depth=1, width=4, clip=3.0)(torch.tensor([[1e30, -1e30]])).isfinite().all()
