@@ -148,7 +148,8 @@ def _read_file(monitor: Monitor, stream: Path) -> None:
                 key: np.array([_number(row, key, name) for row in batch])
                 for key in (*COLUMNS, *sorted(told))
             }
-            monitor.update_scores(*(columns.pop(key) for key in COLUMNS), columns)
+            epistemic, confidence = (columns.pop(key) for key in COLUMNS)
+            monitor.update_scores(epistemic, confidence, columns)
 
 
 def _read_folder(monitor: Monitor, model: Path, folder: Path, state: Path) -> None:
