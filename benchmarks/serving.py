@@ -264,10 +264,10 @@ def alone(file: Path) -> Numbers:
     return found
 
 
-def saturation(port: int, bodies: list[bytes], seconds: float) -> float:
+def saturation(port: int, bodies: list[bytes], seconds: float, clients: int = CLIENTS) -> float:
     """Requests per second that clients in a closed loop get answered."""
-    drive(port, bodies, CLIENTS, 1.0)
-    return drive(port, bodies, CLIENTS, seconds).rate
+    drive(port, bodies, clients, 1.0)
+    return drive(port, bodies, clients, seconds).rate
 
 
 def measure_half(folder: Path, args: argparse.Namespace) -> Numbers:
@@ -294,7 +294,7 @@ def measure_overload(folder: Path, args: argparse.Namespace) -> Numbers:
     parts = [images[i : i + HEAVY] for i in range(0, NUM_IMAGES, HEAVY)]
     bodies = [binary("/v2/models/resnet20/infer", "raw", "UINT8", x, OUTPUTS) for x in parts]
     with service(file, "--max-queue", 8 * HEAVY) as (port, _):
-        most = saturation(port, bodies, args.seconds)
+        most = saturation(port, bodies, args.seconds, clients=8)
         load = drive(port, bodies, FLOOD, 4 * args.seconds, OVERLOAD * most)
     sent = sum(load.statuses.values())
     return {
