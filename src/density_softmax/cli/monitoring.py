@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from density_softmax.cli.pages import render
+from density_softmax.decide.explain import meaning_of
 from density_softmax.decide.monitor import Monitor
 from density_softmax.decide.policy import Policy
 from density_softmax.errors import DataError, UserError
@@ -92,7 +93,12 @@ def summary(monitor: Monitor) -> dict[str, str]:
         "accuracy when calibrated": f"{monitor.reliability.accuracy:.1%}",
     }
     moved = ", ".join(f"{name} {value:.2f}" for name, value in monitor.moved.items())
-    return {**found, "moved most": next(iter(monitor.moved)), "evidence of each score": moved}
+    most, meaning = next(iter(monitor.moved)), meaning_of(next(iter(monitor.moved)))
+    return {
+        **found,
+        "moved most": f"{most}: {meaning}" if meaning else most,
+        "evidence of each score": moved,
+    }
 
 
 def write_page(monitor: Monitor, out: Path) -> Path:

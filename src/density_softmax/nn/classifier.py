@@ -31,6 +31,7 @@ from density_softmax.nn.execution import (
     digests,
     evaluating,
     explained,
+    first_parameter,
     seeded,
 )
 from density_softmax.serve.batches import SMALLEST
@@ -203,15 +204,13 @@ class Classifier(nn.Module, ABC):
         if isinstance(x, DataLoader):
             batches = (without_labels(batch) for batch in x)
             return self._predict_all(batches, seed, progress, len(x), batch_size)
-        shape, dtype = self.example_shape, self.example_dtype
-        several = self.example_inputs is not None
-        x = as_batch(x, next(self.parameters()), shape, dtype, several)
+        x = self._as_batch(x)
         # Modes and generators are those of all threads, and not every encoder can be shared.
         with self._lock, evaluating(self), seeded(seed, x.device):
             try:
                 return self._answer(self._in_batches(x, batch_size))
             except (RuntimeError, IndexError) as error:
-                raise explained(error, x, shape, dtype) from error
+                raise explained(error, x, self.example_shape, self.example_dtype) from error
 
     def _answer(self, prediction: Prediction) -> Answer:
         answer = Answer(*prediction).made_of(prediction.contributions)
@@ -220,16 +219,18 @@ class Classifier(nn.Module, ABC):
         answer.experts = () if prediction.contributions is None else self.experts
         return answer
 
+    def _as_batch(self, x: Any) -> Tensor | Inputs:
+        like, several = first_parameter(self), self.example_inputs is not None
+        assert like is not None  # of the head
+        return as_batch(x, like, self.example_shape, self.example_dtype, several)
+
     def digests(self, x: Any) -> NDArray[np.int64]:
         """64 bits for each input, alike just if the inputs are, (batch,).
 
         Args:
             x: a batch of inputs, as for `predict`.
         """
-        several = self.example_inputs is not None
-        like = next(self.parameters())
-        batch = as_batch(x, like, self.example_shape, self.example_dtype, several)
-        return digests(batch).numpy()
+        return digests(self._as_batch(x)).numpy()
 
     def _predict_path(
         self, path: Path, seed: int | None, progress: bool, normalisation: Any, size: int | None
@@ -346,8 +347,7 @@ class Classifier(nn.Module, ABC):
             occlusion: whether to make the maps of images.
         """
         names = getattr(x, "columns", None) if columns is None else columns
-        several = self.example_inputs is not None
-        x = as_batch(x, next(self.parameters()), self.example_shape, self.example_dtype, several)
+        x = self._as_batch(x)
         # The same draws in both passes, of a method that draws samples.
         epistemic = self.predict(x, seed=0, batch_size=max(1, len(x))).epistemic
         finite = epistemic.isfinite()
