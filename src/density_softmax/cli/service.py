@@ -21,7 +21,8 @@ Workers = Annotated[
     int, typer.Option(min=1, help="Processes that share the port; with ray the most replicas.")
 ]
 Threads = Annotated[
-    int, typer.Option(min=0, help="CPU threads per batch of each worker; 0 divides all among them.")
+    int,
+    typer.Option(min=0, help="CPU threads per batch; 0: all but one, or with workers its share."),
 ]
 State = Annotated[
     Path | None,
