@@ -83,7 +83,7 @@ def _two_layers(encoder: BackboneConfig) -> tuple[str, str]:
 
 
 def _forms(recipe: Recipe) -> tuple[Variant, ...]:
-    """The paper's method beside the recipe's: RealNVP on raw last features, with the head stage.
+    """The paper's method beside the recipe's: RealNVP on raw last features alone, and a head stage.
 
     The scale is that of the paper's code, `range`; its mean factor for all inputs, which shows what
     of it a constant temperature explains; or that of the paper's text, `max`.
@@ -95,7 +95,7 @@ def _forms(recipe: Recipe) -> tuple[Variant, ...]:
     code = UNCHANGED if own else {"method.scale": "range"}
     constant = {**code, "method.scale.averaged": True}
     density = {"method.density": "realnvp", "method.density.standardize": False}
-    common = {**_reading([], True, False), **density, **head}
+    common = {**_reading([], True, False), "method.classes": False, **density, **head}
     return tuple({**common, **scale} for scale in (code, constant, {"method.scale": "max"}))
 
 
