@@ -10,7 +10,7 @@ help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 # Two steps, so that the demo does not wait for what only tests and documentation need.
-TORCH := $(VENV)/lib/python3*/site-packages/torch
+PACKAGES := $(VENV)/lib/python3*/site-packages
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
 setup: $(VENV)/.installed ## create .venv with everything, in the tested versions
@@ -18,8 +18,9 @@ setup: $(VENV)/.installed ## create .venv with everything, in the tested version
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable '.[report]'
-	@# The CPU build of torch carries its own C++ tests, 130 MB that nothing here runs.
-	rm -rf $(TORCH)/test $(TORCH)/bin/test_* $(TORCH)/bin/*Test
+	@# Packages bring their own tests, 200 MB that nothing here runs; 130 MB are torch's in C++.
+	rm -rf $(PACKAGES)/torch/test $(PACKAGES)/torch/bin/test_* $(PACKAGES)/torch/bin/*Test
+	find $(PACKAGES) -type d -name tests -prune -exec rm -rf {} +
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.demo
@@ -27,7 +28,7 @@ $(VENV)/.installed: $(VENV)/.demo
 	@touch $@
 
 demo: $(VENV)/.demo ## train on two moons, write figures and a report to runs/demo
-	$(BIN)/density-softmax demo --out runs/demo
+	$(BIN)/density-softmax demo --seeds 1
 
 test: setup ## run the tests
 	$(BIN)/pytest

@@ -39,6 +39,13 @@ class Load:
         """Requests per second that were answered with 200."""
         return self.statuses.get(200, 0) / self.seconds
 
+    def add(self, other: Load) -> None:
+        """What came of some more requests."""
+        self.seconds += other.seconds
+        self.answers += other.answers
+        for status, count in other.statuses.items():
+            self.statuses[status] = self.statuses.get(status, 0) + count
+
     def quantile(self, share: float) -> float:
         """Of the latency, in milliseconds."""
         return 1000 * float(np.quantile(self.latency, share)) if self.latency else float("nan")

@@ -7,12 +7,14 @@
 with a ResNet-20 on loopback and send single images; both sides share the machine.
 
 `load`: requests per second of 32 clients, with micro-batching (`--batch 32`) and one by one
-(`--batch 1`) in turn, for binary tensors, JSON and PNG files, beside what the Predictor does
-without HTTP. `half`: latency at half of the rate that was reached. `overload`: five times that
-rate. `kill`: one of two workers is killed under half of the load. `soak`: `--minutes` at half of
-the load; memory, errors, and whether answers are those of the Predictor.
+(`--batch 1`) in turn, for binary tensors, JSON and PNG files; CPU time of service and clients per
+request; beside it what the Predictor does without HTTP. `half`: latency at half of the rate that
+was reached. `overload`: five times the rate that can be served, in requests of 16 images: clients
+on the same two cores cannot send five times as many single images as a ResNet-20 answers. `kill`:
+one of two workers is killed under half of the load. `soak`: `--minutes` at half of the load;
+memory, errors, and whether answers are those of the Predictor.
 
-Weights are untrained: nothing here depends on them.
+Weights are untrained: nothing here depends on them. `--models DIR` keeps the exported file.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import os
 import signal
 import statistics
@@ -52,8 +55,10 @@ SHAPE = (3, 32, 32)
 NAMES = [f"class{number}" for number in range(10)]
 PIXELS = {"kind": "images", "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
 CLIENTS, OVERLOAD = 32, 5
+FLOOD, HEAVY = 512, 16  # clients that overload a service, and images of their requests
+SETTLED = 60.0  # seconds after which memory is compared
 NUM_IMAGES = 64
-OUTPUTS = ("probs", "epistemic", "typicality")
+OUTPUTS = ("probs", "epistemic", "typicality", "label", "action")
 PARTS = ("predictor", "load", "half", "overload", "kill", "soak")
 READY = """
 from time import perf_counter
@@ -133,7 +138,7 @@ def throughput(file: Path, num_requests: int) -> dict[str, float]:
 
 def resnet(folder: Path, args: argparse.Namespace) -> Path:
     """A ResNet-20 with what `attach` adds, and a policy, exported once."""
-    file = Path(args.model or folder / "resnet20.onnx")
+    file = Path(args.models or folder) / "resnet20.onnx"
     if file.exists():
         return file
     torch.manual_seed(0)
@@ -142,9 +147,10 @@ def resnet(folder: Path, args: argparse.Namespace) -> Path:
     network = torch.nn.Sequential(backbone, head).eval()
     x = torch.randn(1200, *SHAPE)
     with torch.no_grad():  # as many inputs of each class, and sure answers
-        head.weight *= 20 / network(x).std(0).mean()
-        head.bias.copy_(head.bias - network(x).mean(0))
-        y = network(x).argmax(1)
+        features = torch.cat([backbone(part) for part in x.split(100)])
+        head.weight *= 20 / head(features).std(0).mean()
+        head.bias.copy_(head.bias - head(features).mean(0))
+        y = head(features).argmax(1)
     data = [(x[rows], y[rows]) for rows in (slice(500), slice(500, 900), slice(900, None))]
     model = ds.attach(network, train=data[0], calibration=data[1], progress=False)
     policy = ds.Policy.fit(model, data[2], coverage=0.9, false_alarms=0.01)
@@ -175,7 +181,7 @@ def pictures() -> Any:
 
 def forms(predictor: Predictor) -> dict[str, list[bytes]]:
     """The images as requests of every form."""
-    path, found = "/v2/models/resnet20/infer", dict[str, list[bytes]]()
+    path, found = f"/v2/models/{predictor.path.stem}/infer", dict[str, list[bytes]]()
     images = pictures()
     prepared = predictor.prepare(images)
     found["binary"] = [binary(path, "raw", "UINT8", x[None], OUTPUTS) for x in images]
@@ -196,24 +202,50 @@ def measure_load(folder: Path, args: argparse.Namespace) -> Numbers:
     """Micro-batching against one by one, in turn, for every form of request."""
     file = resnet(folder, args)
     requests, found = forms(Predictor(file)), alone(file)
-    with service(file, "--batch", 32) as (together, _), service(file, "--batch", 1) as (single, _):
+    with service(file, "--batch", 32) as together, service(file, "--batch", 1) as single:
+        services = {"batched": together, "one_by_one": single}
         for form, bodies in requests.items():
-            rounds: dict[str, list[Load]] = {"batched": [], "one_by_one": []}
-            drive(together, bodies, CLIENTS, 0.5)
-            drive(single, bodies, CLIENTS, 0.5)
-            for _ in range(args.rounds):
-                rounds["batched"].append(drive(together, bodies, CLIENTS, args.seconds))
-                rounds["one_by_one"].append(drive(single, bodies, CLIENTS, args.seconds))
-            ratios = [
-                a.rate / b.rate
-                for a, b in zip(rounds["batched"], rounds["one_by_one"], strict=True)
-            ]
-            for name, loads in rounds.items():
-                rate = statistics.median(load.rate for load in loads)
-                found[f"requests_per_second:{form}:{name}"] = rate
-            found[f"batching_ratio:{form}"] = statistics.median(ratios)
+            rounds: dict[str, list[Numbers]] = {name: [] for name in services}
+            for number in range(args.rounds + 1):  # the first warms up
+                for name, each in services.items():
+                    seconds = args.seconds if number else 0.5
+                    rounds[name].append(costs(*each, bodies, seconds))
+            found |= compare_rounds(form, {name: each[1:] for name, each in rounds.items()})
             batched = found[f"requests_per_second:{form}:batched"]
             found[f"overhead_ms:{form}"] = 1000 / batched - found["predictor_ms:batch32"]
+    return found
+
+
+def costs(
+    port: int, process: subprocess.Popen[str], bodies: list[bytes], seconds: float
+) -> Numbers:
+    """Requests per second of 32 clients, and the CPU time of both sides per request in ms."""
+    before, own = _cpu_seconds(process.pid), time.process_time()
+    load = drive(port, bodies, CLIENTS, seconds)
+    answered = load.statuses[200] / 1000
+    return {
+        "requests_per_second": load.rate,
+        "service_cpu_ms": (_cpu_seconds(process.pid) - before) / answered,
+        "clients_cpu_ms": (time.process_time() - own) / answered,
+    }
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def compare_rounds(form: str, rounds: dict[str, list[Numbers]]) -> Numbers:
+    """Medians of each way to serve, and of the ratios within rounds."""
+    found = {
+        f"{metric}:{form}:{name}": statistics.median(each[metric] for each in loads)
+        for name, loads in rounds.items()
+        for metric in loads[0]
+    }
+    rates = [[each["requests_per_second"] for each in loads] for loads in rounds.values()]
+    ratios = [together / single for together, single in zip(*rates, strict=True)]
+    found[f"batching_ratio:{form}"] = statistics.median(ratios)
+    found[f"batching_ratio:{form}:smallest"] = min(ratios)
     return found
 
 
@@ -232,10 +264,10 @@ def alone(file: Path) -> Numbers:
     return found
 
 
-def saturation(port: int, bodies: list[bytes], seconds: float) -> float:
+def saturation(port: int, bodies: list[bytes], seconds: float, clients: int = CLIENTS) -> float:
     """Requests per second that clients in a closed loop get answered."""
-    drive(port, bodies, CLIENTS, 1.0)
-    return drive(port, bodies, CLIENTS, seconds).rate
+    drive(port, bodies, clients, 1.0)
+    return drive(port, bodies, clients, seconds).rate
 
 
 def measure_half(folder: Path, args: argparse.Namespace) -> Numbers:
@@ -258,21 +290,22 @@ def measure_half(folder: Path, args: argparse.Namespace) -> Numbers:
 
 def measure_overload(folder: Path, args: argparse.Namespace) -> Numbers:
     """Five times the load that can be served: answered or refused, none lost."""
-    file = resnet(folder, args)
-    bodies = forms(Predictor(file))["binary"]
-    with service(file, "--max-queue", 128) as (port, _):
-        most = saturation(port, bodies, args.seconds)
-        load = drive(port, bodies, OVERLOAD * CLIENTS, 2 * args.seconds, OVERLOAD * most)
-        flood = drive(port, bodies, 1024, 2 * args.seconds)
+    file, images = resnet(folder, args), pictures()
+    parts = [images[i : i + HEAVY] for i in range(0, NUM_IMAGES, HEAVY)]
+    bodies = [binary("/v2/models/resnet20/infer", "raw", "UINT8", x, OUTPUTS) for x in parts]
+    with service(file, "--max-queue", 8 * HEAVY) as (port, _):
+        most = saturation(port, bodies, args.seconds, clients=8)
+        load = drive(port, bodies, FLOOD, 4 * args.seconds, OVERLOAD * most)
+    sent = sum(load.statuses.values())
     return {
         "saturation": most,
-        "answered_per_second": load.rate,
+        "sent_over_saturation": sent / load.seconds / most,
+        "answered_over_saturation": load.rate / most,
         **{f"answers:{status}": count for status, count in sorted(load.statuses.items())},
-        "lost": load.statuses.get(0, 0) + flood.statuses.get(0, 0),
-        **{f"flood_1024_clients:{s}": count for s, count in sorted(flood.statuses.items())},
-        "flood_latency_ms:median": flood.quantile(0.5),
-        "flood_latency_ms:p99": flood.quantile(0.99),
-        "flood_latency_ms:largest": flood.quantile(1.0),
+        "lost": load.statuses.get(0, 0),
+        "latency_ms:median": load.quantile(0.5),
+        "latency_ms:p99": load.quantile(0.99),
+        "latency_ms:largest": load.quantile(1.0),
     }
 
 
@@ -317,30 +350,33 @@ def measure_soak(folder: Path, args: argparse.Namespace) -> Numbers:
     """Half of the load for long: errors, memory, and answers beside those of the Predictor."""
     file = resnet(folder, args)
     predictor = Predictor(file)
-    bodies, expected = forms(predictor)["binary"], _expected(predictor)
+    bodies, check = forms(predictor)["binary"], compared(_expected(predictor))
     with service(file) as (port, process):
         rate = saturation(port, bodies, args.seconds) / 2
-        drive(port, bodies, CLIENTS, 20, rate)  # until memory has settled
+        drive(port, bodies, CLIENTS, SETTLED, rate)
         first, end = _memory(process.pid), time.monotonic() + 60 * args.minutes
-        statuses, same, largest = dict[int, int](), 0, 0.0
+        whole, largest = Load(), first
         while (left := end - time.monotonic()) > 0:
-            check = compared(expected)
-            load = drive(port, bodies, CLIENTS, min(30.0, left), rate, check)
-            for status, count in load.statuses.items():
-                statuses[status] = statuses.get(status, 0) + count
-            same += sum(difference == 0 for difference in load.answers)
-            largest = max([largest, *load.answers])
+            whole.add(drive(port, bodies, CLIENTS, min(30.0, left), rate, check))
+            largest = max(largest, _memory(process.pid))
         last = _memory(process.pid)
-    answered = statuses.get(200, 0)
+    with service(file, "--batch", 1) as (port, _):
+        single = drive(port, bodies, CLIENTS, 10 * args.seconds, rate / 2, check)
+    answered = whole.statuses.get(200, 0)
     return {
         "minutes": args.minutes,
-        "requests": sum(statuses.values()),
-        "errors": sum(statuses.values()) - answered,
+        "requests_per_second": rate,
+        "requests": sum(whole.statuses.values()),
+        "errors": sum(whole.statuses.values()) - answered,
         "memory_mb:before": first / 2**20,
         "memory_mb:after": last / 2**20,
         "memory_growth": last / first - 1,
-        "answers_with_the_same_bits": same / answered,
-        "largest_difference": largest,
+        "memory_growth:largest": largest / first - 1,
+        "other_labels_or_actions": sum(map(math.isinf, whole.answers)),
+        "answers_with_the_same_bits": sum(each == 0 for each in whole.answers) / answered,
+        "largest_relative_difference": max(whole.answers),
+        "one_by_one:requests": single.statuses.get(200, 0),
+        "one_by_one:answers_with_other_bits": sum(each != 0 for each in single.answers),
     }
 
 
@@ -349,28 +385,37 @@ def _memory(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _expected(predictor: Predictor) -> list[bytes]:
-    """The bytes of the outputs of each image by itself."""
+def _expected(predictor: Predictor) -> list[tuple[bytes, bytes]]:
+    """The bytes of numbers and texts that answer each image by itself."""
     found = []
     assert predictor.policy is not None
     for image in pictures():
         answer = predictor.predict(predictor.prepare(image[None]))
-        typicality = predictor.policy(answer).typicality
-        found.append(answer.probs.tobytes() + answer.epistemic.tobytes() + typicality.tobytes())
+        decision = predictor.policy(answer)
+        arrays = (answer.probs, answer.epistemic, decision.typicality)
+        texts = [str(text).encode() for text in (decision.names[0], decision.action[0])]
+        numbers = b"".join(array.tobytes() for array in arrays)
+        found.append((numbers, b"".join(len(t).to_bytes(4, "little") + t for t in texts)))
     return found
 
 
-def compared(expected: list[bytes]) -> Callable[[int, bytes], float]:
-    """A check of an answer: the largest relative difference, 0 if all bits are the same."""
+def compared(expected: list[tuple[bytes, bytes]]) -> Callable[[int, bytes], float]:
+    """A check of an answer: the largest relative difference, 0 if all bits are the same.
+
+    It is infinite if label or action differ.
+    """
     split = 4 * (len(NAMES) + 1)
 
     def check(number: int, body: bytes) -> float:
-        found = body[-len(expected[number]) :]
-        if found == expected[number]:
+        numbers, texts = expected[number]
+        if body.endswith(numbers + texts):
             return 0.0
+        if not body.endswith(texts):
+            return math.inf
+        found = body[-len(numbers + texts) : -len(texts)]
         pairs = [
             np.concatenate([np.frombuffer(b[:split], np.float32), np.frombuffer(b[split:])])
-            for b in (found, expected[number])
+            for b in (found, numbers)
         ]
         return float(np.max(np.abs(pairs[0] - pairs[1]) / (1e-6 + np.abs(pairs[1]))))
 
@@ -403,7 +448,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=10)
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=7, help="fresh processes")
-    parser.add_argument("--model", help="FILE/resnet20.onnx: used if it is there, else written")
+    parser.add_argument("--models", help="folder for exported files: read if there, else written")
     parser.add_argument("--rounds", type=int, default=5, help="of each load, in turn")
     parser.add_argument("--seconds", type=float, default=3.0, help="of a round")
     parser.add_argument("--minutes", type=float, default=30.0, help="of the soak")

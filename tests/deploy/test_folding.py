@@ -26,6 +26,8 @@ from density_softmax.nn.densities import (
 )
 from density_softmax.nn.densities.gaussian import WhitenedDensity
 from density_softmax.nn.lipschitz import spectral
+from density_softmax.nn.softmax import folded
+from density_softmax.nn.softmax.scale import QuantileScale
 from density_softmax.nn.softmax.typicality import Typicality
 from density_softmax.training import Estimate
 from density_softmax.types import Batch
@@ -157,6 +159,44 @@ def test_what_was_derived_before_a_fit_is_not_used_after_it(change) -> None:
     assert not torch.allclose(found.log_prob, before.log_prob, rtol=0.01)
     anew = copy.deepcopy(typicality)  # which knows nothing that was derived
     assert torch.equal(found.log_prob, anew(z, logits_of(z)).log_prob)
+
+
+@pytest.mark.parametrize("energy", [True, False])
+@pytest.mark.parametrize("small", [0, 2**17], ids=["products", "one product"])
+@pytest.mark.parametrize("columns", [[slice(0, 3)], [slice(3, 7), slice(0, 3)]])
+def test_evidence_that_is_folded_is_the_same(
+    columns: list[slice], small: int, energy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folded, "SMALL", small)
+    typicality, scale = typicality_of(columns, energy, classes=True).double(), fitted_scale()
+    z = torch.cat([features(50, seed=1), 3 * features(50, seed=2), torch.zeros(1, 7)]).double()
+    log_prob, *expected = typicality(z, logits_of(z))
+    evidence = folded.FoldedEvidence(typicality, scale)
+    with torch.no_grad():
+        assert evidence._constants_for(z) is not None
+        found = evidence(z, logits_of(z))
+    torch.testing.assert_close(found, (scale(log_prob)[:, None], *expected))
+    assert 0.1 < (found[0] == 1).double().mean() < 0.9
+
+
+def fitted_scale() -> QuantileScale:
+    scale = QuantileScale().double()
+    values = {"threshold": -2.0, "spread": 3.0, "farthest": -9.0, "decay": 0.7}
+    for name, value in values.items():
+        getattr(scale, name).fill_(value)
+    return scale
+
+
+def test_what_is_folded_follows_its_buffers_and_is_left_where_it_would_lose_digits() -> None:
+    typicality, scale = typicality_of([slice(0, 3)], True, classes=True), fitted_scale().float()
+    z, evidence = features(20), folded.FoldedEvidence(typicality, scale)
+    with torch.no_grad():
+        before = evidence(z, logits_of(z))[0]
+        scale.decay.mul_(2)
+        assert (evidence(z, logits_of(z))[0] < before).any()
+        typicality.width.fill_(1e-6)
+        assert evidence._constants_for(z) is None
+        assert evidence(z, logits_of(z))[1].isfinite().all()
 
 
 def test_a_mean_far_from_zero_is_subtracted_first() -> None:

@@ -61,6 +61,34 @@ def test_it_keeps_the_contract_of_scikit_learn(estimator, check):
     check(estimator)
 
 
+# Why a row is strange
+
+
+def test_an_explanation_adds_up_to_the_score_and_names_the_column(iris, tmp_path):
+    X = pd.DataFrame(
+        iris[0], columns=["sepal length", "sepal width", "petal length", "petal width"]
+    )
+    classifier = quick().fit(X, iris[1])
+    odd = X.iloc[[0, 60]].assign(**{"petal width": [0.2, 20.0]})
+    why = classifier.explain(odd)
+    np.testing.assert_allclose(why.epistemic, -classifier.score_samples(odd))
+    np.testing.assert_allclose(why.parts.sum(1), why.epistemic)
+    np.testing.assert_allclose(why.base + why.columns.sum(1), why.epistemic)
+    assert why.base == pytest.approx(classifier.heldout_epistemic_[0])
+    assert why.strongest(1)[0][0] == "petal width"
+    why.draw(tmp_path / "why.svg", row=1)
+    assert "petal width" in (tmp_path / "why.svg").read_text()
+    with pytest.raises(NotFittedError):
+        quick().explain(odd)
+
+
+@FEW_ROWS
+def test_rows_are_explained_where_nothing_was_held_out():
+    classifier = quick().fit([[0.0], [1.0]], ["a", "b"])
+    why = classifier.explain([[5.0]])
+    np.testing.assert_allclose(why.base + why.columns.sum(1), why.epistemic)
+
+
 # What it learns
 
 

@@ -12,6 +12,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import FixedThresholdClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, PolynomialFeatures, StandardScaler
 from sklearn.tree import DecisionTreeClassifier
@@ -52,6 +53,30 @@ def test_it_keeps_the_contract_of_scikit_learn(estimator, check):
 def test_labels_are_those_of_the_classifier(scaled, forest, moons):
     X = np.concatenate([moons[0], 100 * moons[0]])
     np.testing.assert_array_equal(scaled.predict(X), forest.predict(X))
+
+
+def test_labels_are_kept_where_they_are_not_the_likeliest_class(moons):
+    X, y = moons
+    strict = FixedThresholdClassifier(LogisticRegression(), threshold=0.9)
+    scaled = DensityScaledClassifier(strict, random_state=0).fit(X, y)
+    np.testing.assert_array_equal(scaled.predict(X), scaled.estimator_.predict(X))
+    likeliest = scaled.predict_proba(X).argmax(1)
+    assert (scaled.predict(X) != likeliest).any()
+    answered = scaled.predict(X, abstain=0.05)
+    known = ~pd.isna(answered)
+    np.testing.assert_array_equal(answered[known], scaled.predict(X)[known])
+
+
+def test_an_explanation_adds_up_to_the_score_and_names_the_column(scaled, moons):
+    odd = np.array([[0.5, 0.2], [0.5, 9.0]])
+    why = scaled.explain(odd)
+    np.testing.assert_allclose(why.epistemic, -scaled.score_samples(odd), rtol=1e-12)
+    np.testing.assert_allclose(why.parts.sum(1), why.epistemic)
+    np.testing.assert_allclose(why.base + why.columns.sum(1), why.epistemic)
+    assert why.base == pytest.approx(scaled.heldout_epistemic_[0])
+    assert why.strongest(1)[0][0] == "1"
+    with pytest.raises(UserError, match="pass a row of 2 numbers"):
+        scaled.explain(odd, reference=[0.0])
 
 
 def test_far_away_probabilities_are_uniform_and_the_model_abstains(scaled):
@@ -142,6 +167,10 @@ def test_a_pipeline_of_mixed_columns_is_scaled(mixed):
     far = pd.DataFrame({"size": [1e6, 0.5], "place": ["a", "a"]})
     assert list(scaled.predict(far, abstain=0.05)) == [None, "high"]
     assert scaled.predict_proba(far)[0].max() <= 0.51
+    why = scaled.explain(far)
+    assert why.strongest(0)[0][0] == "pipeline__size"
+    assert "onehotencoder__place_a" in why.column_names
+    np.testing.assert_allclose(why.base + why.columns.sum(1), -scaled.score_samples(far))
 
 
 # Attached

@@ -158,6 +158,12 @@ def test_a_caption_speaks_of_bold_only_where_there_is_a_test(num_seeds: int, exp
     assert "t-test" not in caption
 
 
+def test_a_caption_explains_the_variants_that_there_are() -> None:
+    plain, ours = rows("deterministic", ERM), rows("density_softmax", OURS, "scale=max")
+    assert "p / max p" in table(plain, ours).caption
+    assert "parentheses" not in table(plain).caption
+
+
 def test_latency_from_a_busy_machine_is_marked_and_never_best() -> None:
     def costs(method: str, ratio: float, spread: float) -> list[Row]:
         pairs = {"latency_ratio:1": ratio, "latency_spread:1": spread}

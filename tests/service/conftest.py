@@ -35,5 +35,5 @@ def client(table_file: Path, image_file: Path) -> Iterator[TestClient]:
 @pytest.fixture(scope="session")
 def running(table_file: Path, image_file: Path) -> Iterator[str]:
     """The address of a service with both models, for tests that need a real one."""
-    with service(table_file, image_file, "--max-seconds", 2, "--threads", 1) as (url, _):
+    with service(table_file, image_file, "--max-seconds", 3, "--threads", 1) as (url, _):
         yield url

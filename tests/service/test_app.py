@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 from services import client_of
 
 import density_softmax as ds
+from density_softmax.cli.service import _allowed
 from density_softmax.errors import UserError
 from density_softmax.serve.predictor import Predictor
 from density_softmax.service.app import create_app
@@ -359,6 +360,40 @@ def test_a_page_of_another_site_cannot_send_requests(client):
     assert answer.status_code == 403
     same = {"Origin": "http://testserver"}
     assert client.post("/predict", json=[[1, 2, 3]], headers=same).status_code == 200
+
+
+def test_a_page_that_rebinds_its_name_to_this_machine_is_refused(table_file):
+    allowed = _allowed("127.0.0.1", ["models.example"])
+    with client_of(table_file, hosts=allowed) as client:
+        for name in (
+            "evil.example",
+            "evil.example:8000",
+            "",
+            "[::2]:8000",
+            "127.0.0.1.evil.example",
+        ):
+            refused = client.get("/v2/health/live", headers={"Host": name})
+            assert refused.status_code == 403
+            assert "--allow-host" in refused.json()["error"]
+        for name in ("localhost:8000", "127.0.0.1", "[::1]:8000", "Models.Example:443"):
+            assert client.get("/v2/health/live", headers={"Host": name}).status_code == 200
+    assert _allowed("0.0.0.0", []) == ()  # a token is to protect it
+    assert _allowed("10.1.2.3", ["a.example"]) == ("10.1.2.3", "a.example")
+
+
+def test_an_alarm_is_acknowledged_by_those_who_have_the_token(table_file):
+    good = {"Authorization": f"Bearer {TOKEN}"}
+    with client_of(table_file, token=TOKEN) as client:
+        x = samples(Predictor(table_file), 200)[0] + 4
+        client.post("/predict", json=rows_of(x), headers=good)
+        assert client.get("/monitor", headers=good).json()["monitor"]["alarm"] is True
+        assert client.post("/monitor/acknowledge").status_code == 401
+        for path in ("/monitor/acknowledge", "/monitor/flowers/acknowledge"):
+            found = client.post(path, headers=good).json()["monitor"]
+            assert found["alarm"] is False
+            assert found["inputs"] == 0
+        assert "density_softmax_monitor_alarm" in client.get("/metrics", headers=good).text
+        assert client.post("/monitor/no/acknowledge", headers=good).status_code == 404
 
 
 def test_models_that_cannot_be_told_apart_or_opened_are_refused(table_file, tmp_path):

@@ -1,5 +1,6 @@
 """Bad requests: each is refused with a reason, none crashes, hangs or changes another's answer."""
 
+import asyncio
 import io
 import json
 import socket
@@ -10,6 +11,9 @@ import pytest
 from handmade import COLUMNS, png
 from PIL import Image
 from services import client_of
+
+from density_softmax.service.requests import RequestError, Upload, read_inputs
+from density_softmax.service.settings import Settings
 
 GOOD = {"rows": [[1.5, 2.0, 3.0]]}
 LEAKS = ("Traceback", 'File "', "/tmp", "site-packages", ".onnx", "object at 0x")
@@ -279,6 +283,25 @@ def test_a_bad_request_is_refused_with_its_reason_and_harms_nobody(strict, kind)
     assert client.post(FLOWERS, json=GOOD).content == before
 
 
+def test_images_that_nobody_waits_for_are_not_decoded(strict):
+    client, _ = strict
+    uploads = [Upload(f"{n}.png", "image/png", png()) for n in range(9)]
+    card, settings = client.app.state.service.shelf["colours"].card, Settings()
+    with pytest.raises(RequestError, match="only 0 of 9 inputs"):
+        read_inputs(uploads, card, settings, until=0.0)
+    assert len(read_inputs(uploads, card, settings).names) == 9
+
+
+def test_what_takes_too_long_is_given_up(table_file, monkeypatch):
+    with client_of(table_file, seconds=0.05) as client:
+        model = client.app.state.service.shelf["flowers"]
+        with monkeypatch.context() as patched:
+            patched.setattr(type(model), "answer", lambda self, x: asyncio.sleep(20))
+            answer = client.post(FLOWERS, json=GOOD)
+        assert answer.status_code == 503
+        assert "not done within 0.05 s" in answer.json()["error"]
+
+
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH"])
 def test_other_methods_are_refused(strict, method):
     assert strict[0].request(method, FLOWERS).status_code == 405
@@ -296,7 +319,7 @@ def test_an_error_of_our_own_is_500_without_details(strict, monkeypatch, capsys)
 
 
 # Bytes that are sent to a real server, and whether it may leave them without an answer.
-LINE = b"POST /predict/flowers HTTP/1.1\r\nHost: x\r\n"
+LINE = b"POST /predict/flowers HTTP/1.1\r\nHost: localhost\r\n"
 RAW = {
     "not HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     "an unknown version": b"GET / HTTP/9.9\r\n\r\n",
@@ -307,10 +330,10 @@ RAW = {
     "a bad chunk": LINE + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n",
     "headers without end": b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 30_000,
     "a body that does not come": LINE + b"Content-Type: text/csv\r\nContent-Length: 50\r\n\r\nlen",
-    "a path with a zero": b"GET /predict/%00 HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a path upwards": b"GET /../../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a websocket": b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n",
+    "a path with a zero": b"GET /predict/%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a path upwards": b"GET /../../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a websocket": b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+    b"Connection: Upgrade\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n",
 }
 
 
@@ -356,7 +379,7 @@ def test_an_upload_that_is_broken_off_is_no_error_of_our_own(asked):
 
 def test_a_second_request_that_never_ends_does_not_keep_its_connection(asked):
     url, _, _ = asked
-    head = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
+    head = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n"
     address = urlsplit(url).hostname, urlsplit(url).port
     with socket.create_connection(address, timeout=20) as connection:
         connection.sendall(head + b"\r\n")

@@ -93,6 +93,19 @@ def test_a_table_is_listed_and_a_bad_one_is_explained(browser, running):
 
 
 @NEEDS_CHROMIUM
+def test_an_alarm_is_shown_and_acknowledged_by_a_button(browser, running):
+    opened(browser, running, "flowers")
+    assert not browser.run("document.querySelector('#acknowledge').offsetParent")
+    rows = "".join("99,99,99\n" for _ in range(200))
+    drop(browser, ("rows.csv", "text/csv", f"{','.join(COLUMNS)}\n{rows}".encode()))
+    wait(browser, "document.querySelector('#status').textContent === 'the stream has changed'")
+    browser.run("document.querySelector('#acknowledge').click()")
+    wait(browser, "document.querySelector('#status').textContent === 'no change seen'")
+    assert "started over" in browser.text("#verdict")
+    assert not browser.errors
+
+
+@NEEDS_CHROMIUM
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_fits_its_window_in_both_schemes(browser, running, width, tmp_path):
     opened(browser, running, "flowers")

@@ -24,8 +24,8 @@ def predictor(table_file):
 def watcher(predictor):
     made = []
 
-    def make(state=None, replica=0, false_alarms=0.01, of=predictor):
-        made.append(Watcher(of.card, of.policy, false_alarms, state, replica))
+    def make(state=None, replica=0, false_alarms=0.01, of=predictor, **more):
+        made.append(Watcher(of.card, of.policy, false_alarms, state, replica, **more))
         return made[-1]
 
     yield make
@@ -86,6 +86,40 @@ def test_an_alarm_of_replicas_stays(watcher, predictor, tmp_path):
     one.save()
     other = watcher(tmp_path / "m.1.json", 1)
     assert other.view()["monitor"]["alarm"]
+
+
+def test_an_acknowledged_alarm_ends_in_every_process_and_can_come_again(
+    watcher, predictor, tmp_path
+):
+    strange = samples(predictor, 200)[0] + 5
+    pair = [watcher(tmp_path / f"m.{n}.json", n) for n in (0, 1)]
+    for each in pair:
+        feed(each, predictor, strange)
+        each.save()
+        assert each.view()["monitor"]["alarm"]
+    pair[1].acknowledge()
+    for each in pair[::-1]:  # also before the other has followed
+        found = each.view()
+        assert not found["monitor"]["alarm"]
+        assert found["monitor"]["acknowledged"]
+        assert found["counts"]["unknown"] == 400
+    again = watcher(tmp_path / "m.0.json")  # killed before it wrote its state
+    assert not again.view()["monitor"]["alarm"]
+    assert again.monitor.inputs == 0
+    feed(pair[1], predictor, strange)
+    pair[1].save()
+    assert again.view()["monitor"]["alarm"]
+
+
+def test_replicas_that_may_come_have_their_share_of_the_false_alarms(watcher, predictor):
+    x = samples(predictor, 60)[0] + 1
+    alone, among = watcher(), watcher(replicas=4)
+    for each in (alone, among):
+        feed(each, predictor, x)
+    one, four = alone.view(), among.view()
+    assert four["monitor"]["evidence"] == pytest.approx(one["monitor"]["evidence"] - math.log(4))
+    last = four["timeline"]["intervals"][-1][1]["evidence"]
+    assert last == pytest.approx(four["monitor"]["evidence"])
 
 
 def test_the_state_of_another_policy_is_left_alone(watcher, predictor, tmp_path):
@@ -155,5 +189,5 @@ def test_unknown_images_are_shown_as_they_were_sent(watcher, image_file):
     raw = np.full((1, 4, 4, 3), 255, np.uint8)
     feed(target, predictor, predictor.prepare(raw))
     shown = target.view()["unknown"][0]
-    assert shown["image"].startswith("data:image/png;base64,")
+    assert shown["image"].startswith("data:image/jpeg;base64,")
     assert shown["label"] in predictor.class_names

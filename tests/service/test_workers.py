@@ -150,6 +150,8 @@ def test_the_client_asks_for_rows_images_and_the_monitor(running, image_file, ta
     assert client.predict([[1.0, 2.0, 3.0]])[0]["confidence"] == pytest.approx(1 / 3)
     assert ds.Client(running, "colours").predict_image(png())["label"] == "red"
     assert client.monitor()["monitor"]["inputs"] >= 4
+    assert client.acknowledge()["monitor"]["inputs"] == 0
+    assert ds.Client(running, "colours").acknowledge()["model"] == "colours"
     with pytest.raises(UserError, match="422, no input can be read: 0"):
         client.predict([[1.0]])
     with pytest.raises(UserError, match="is it running"):
@@ -171,7 +173,7 @@ def test_the_curl_commands_of_the_documentation_work(running, tmp_path):
     (tmp_path / "rows.csv").write_text("length,width,height size\n1,2,3\n4,5,6\n")
     page = Path(__file__).parents[2] / "docs" / "serving.md"
     lines = [line for line in page.read_text().splitlines() if line.startswith("curl")]
-    assert len(lines) == 6
+    assert len(lines) == 7
     for line in lines:
         words = [word.replace("http://127.0.0.1:8000", running) for word in shlex.split(line)]
         words[-1] = words[-1].replace("/wine", "/flowers")

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from density_softmax.engine.passes import (
     total,
 )
 from density_softmax.engine.progress import Bar, Bars
-from density_softmax.engine.runtime import EngineConfig, derive_seed
+from density_softmax.engine.runtime import EngineConfig, derive_seed, needs_wrappers
 from density_softmax.errors import UserError
 from density_softmax.methods.base import Method
 from density_softmax.nn.execution import evaluating
@@ -145,16 +145,20 @@ class Descender:
         self.num_steps = num_batches(samples, self.batch_size)
         self.num_epochs = stage.descent.num_epochs(self.num_steps)
         # A frozen parameter is none of the optimizer's: weight decay would change it.
-        trained = [parameter for parameter in stage.parameters if parameter.requires_grad]
-        optimizer = stage.descent.optimizer.build(trained)
+        self.trained = [parameter for parameter in stage.parameters if parameter.requires_grad]
+        optimizer = stage.descent.optimizer.build(self.trained)
         self.rates = [group["lr"] for group in optimizer.param_groups]
         self.done, seconds, best = setting.checkpoints.load_epoch(
             stage.name, setting.method, optimizer
         )
         self.seconds = seconds if self.done else spent
         self.patience = Patience(stage, setting.method, setting.checkpoints.epochs, best)
-        objective = Objective(setting.method, stage.loss)
-        self.objective, self.optimizer = setting.fabric.setup(objective, optimizer)
+        self.objective: Any = Objective(setting.method, stage.loss)
+        self.optimizer: Any = optimizer
+        self.backward: Callable[[Tensor], Any] = Tensor.backward
+        if needs_wrappers(setting.fabric):
+            self.objective, self.optimizer = setting.fabric.setup(self.objective, optimizer)
+            self.backward = setting.fabric.backward
 
     def run(self) -> float:
         """All epochs that are not done yet; returns the seconds of the whole stage."""
@@ -210,13 +214,14 @@ class Descender:
         """One step of the optimizer; returns this process's weighted loss."""
         fabric, descent = self.setting.fabric, self.stage.descent
         loss, seen = torch.zeros((), device=fabric.device), []
-        self.optimizer.zero_grad()
+        for parameter in self.trained:
+            parameter.grad = None
         for number, part in enumerate(parts):
             batch = next(batches)
             hold = number + 1 < len(parts) and fabric.world_size > 1
-            with fabric.no_backward_sync(self.objective, enabled=hold):
+            with fabric.no_backward_sync(self.objective) if hold else contextlib.nullcontext():
                 part_loss = part.weight * self.objective(batch.x, batch.y)
-                fabric.backward(part_loss)
+                self.backward(part_loss)
             loss += part_loss.detach()
             seen.append((part, batch))
         if descent.clip_norm is not None:

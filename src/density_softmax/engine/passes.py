@@ -246,6 +246,8 @@ def all_reduce(fabric: Fabric, value: Tensor) -> Tensor:
         fabric: the processes.
         value: of this process.
     """
+    if fabric.world_size == 1:
+        return value
     return fabric.all_reduce(value, reduce_op="sum")  # type: ignore[return-value]
 
 

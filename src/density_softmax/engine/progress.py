@@ -64,6 +64,8 @@ class Bars:
 
     def change(self, task: TaskID, **values: Any) -> None:
         """Update a bar, as rich's progress does."""
+        if self._progress.disable and self._notebook is None:
+            return
         self._progress.update(task, **values)
         self._draw()
 

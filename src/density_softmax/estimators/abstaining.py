@@ -14,6 +14,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from density_softmax.data.sources import Indices, hold_out_by_class
+from density_softmax.decide.explain import Explanation
 from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.nn.softmax.budget import FOLDS
 from density_softmax.types import Prediction
@@ -32,14 +33,27 @@ class AbstainingClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore
     Attributes:
         classes_: the labels, sorted.
         heldout_epistemic_: epistemic uncertainty of rows like the training data, ascending.
+        typical_row_: the held-out row with the lowest epistemic uncertainty, as the density reads
+            it, (columns,): what `explain` compares with.
     """
 
     classes_: NDArray[Any]
     heldout_epistemic_: Floats
+    typical_row_: Floats
 
     @abstractmethod
-    def _serve(self, X: Floats) -> Prediction:
+    def _serve(self, X: Any) -> Prediction:
         """Return predictions for checked rows, in float64."""
+
+    @abstractmethod
+    def _explained(self, X: Any, names: list[str], reference: Floats) -> Explanation:
+        """Explain checked rows.
+
+        Args:
+            X: (rows, columns).
+            names: of the columns of X.
+            reference: the row to compare with, as the density reads it, (columns,).
+        """
 
     def predict_proba(self, X: Any) -> Floats:
         """Return probabilities, (rows, classes), columns as in `classes_`; uniform far away."""
@@ -58,12 +72,14 @@ class AbstainingClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore
             Labels as in `classes_`. With `abstain` the dtype is object, because None is no label,
             whatever the labels are: `pandas.isna(labels)` and `labels == None` find it.
         """
-        probs, _, epistemic = self._prediction(X)
-        labels: NDArray[Any] = self.classes_[probs.argmax(-1).numpy()]
-        if abstain is None:
-            return labels
+        prediction = self._prediction(X)
+        labels: NDArray[Any] = self.classes_[prediction.probs.argmax(-1).numpy()]
+        return labels if abstain is None else self._abstained(labels, prediction, abstain)
+
+    def _abstained(self, labels: NDArray[Any], prediction: Prediction, rate: float) -> NDArray[Any]:
+        """Labels, with None where the epistemic uncertainty is above the threshold of a rate."""
         labels = labels.astype(object)
-        labels[epistemic.numpy() > self._threshold(abstain)] = None
+        labels[prediction.epistemic.numpy() > self._threshold(rate)] = None
         return labels
 
     def score_samples(self, X: Any) -> Floats:
@@ -82,9 +98,41 @@ class AbstainingClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore
         _, aleatoric, epistemic = self._prediction(X)
         return aleatoric.numpy(), epistemic.numpy()
 
+    def explain(self, X: Any, *, reference: Any = None) -> Explanation:
+        """What makes each row strange: numbers that add up to its epistemic uncertainty.
+
+        `columns` of the result says what each column adds to `base`, the uncertainty of a typical
+        row, by Shapley values; `parts` divides the uncertainty among the experts and what they
+        read. `draw(file, row)` shows both as bars. It takes a few passes for each column of a row.
+
+        Args:
+            X: (rows, columns).
+            reference: a row to compare with, as the density reads it, (columns,); by default
+                `typical_row_`.
+        """
+        rows = self._rows(X)
+        names = getattr(self, "feature_names_in_", None)
+        named = [str(name) for name in (range(self.n_features_in_) if names is None else names)]
+        return self._explained(rows, named, self.typical_row_ if reference is None else reference)
+
     def _prediction(self, X: Any) -> Prediction:
+        return self._serve(self._rows(X))
+
+    def _rows(self, X: Any) -> Any:
+        """Check rows to predict."""
         check_is_fitted(self)
-        return self._serve(validate_data(self, X, dtype=np.float64, reset=False))
+        return validate_data(self, X, dtype=np.float64, reset=False)
+
+    def _keep_typical(self, served: Prediction, read: Floats) -> None:
+        """Note what is typical of the rows that are held out.
+
+        Args:
+            served: predictions for them.
+            read: the rows as the density reads them, (rows, columns).
+        """
+        epistemic = served.epistemic.numpy()
+        self.heldout_epistemic_ = np.sort(epistemic)
+        self.typical_row_ = read[int(epistemic.argmin())]
 
     def _threshold(self, rate: float) -> float:
         """Return what a new row like the n held-out ones exceeds with probability <= `rate`.

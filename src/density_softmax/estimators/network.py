@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from density_softmax.config import from_dict
 from density_softmax.data.sources import Indices
+from density_softmax.decide.explain import Explanation
 from density_softmax.engine import EngineConfig, fit
 from density_softmax.engine.calibration import refit
 from density_softmax.errors import UserError
@@ -92,6 +93,8 @@ class DensitySoftmaxClassifier(AbstainingClassifier):
         model_: the trained `DensitySoftmax` in float64, which includes the standardisation.
         heldout_epistemic_: epistemic uncertainty of the held-out rows, ascending; empty if no
             row could be held out.
+        typical_row_: the held-out row with the lowest epistemic uncertainty, (columns,), which
+            `explain` compares with; a training row if none is held out.
 
     Example:
         >>> from sklearn.datasets import load_iris
@@ -144,9 +147,17 @@ class DensitySoftmaxClassifier(AbstainingClassifier):
         order = np.lexsort((y, *X.T))
         X, y = X[order], y[order]
         train, heldout = divided(y, self.validation_fraction, seed)
-        self.model_ = self._trained(X, y, train, heldout if len(heldout) else train, seed)
-        self.heldout_epistemic_ = np.sort(self._serve(X[heldout]).epistemic.numpy())
+        with TRAINING, _one_thread():
+            self.model_ = self._trained(X, y, train, heldout if len(heldout) else train, seed)
+            known = X[heldout if len(heldout) else train]
+            self._keep_typical(self._serve(known), known)
+        if not len(heldout):
+            self.heldout_epistemic_ = np.empty(0)
         return self
+
+    def _explained(self, X: Floats, names: list[str], reference: Floats) -> Explanation:
+        """What the model inside says."""
+        return self.model_.explain(np.array(X), columns=names, reference=reference)
 
     def _trained(
         self, X: Floats, y: Indices, train: Indices, heldout: Indices, seed: int
@@ -155,16 +166,15 @@ class DensitySoftmaxClassifier(AbstainingClassifier):
         if not scaler.var_.any():
             raise UserError("no column of X varies on the training rows: there is nothing to learn")
         x = scaler.transform(X)
-        with TRAINING, _one_thread():
-            method = self._untrained(X.shape[1], np.bincount(y[train]), seed)
-            fit(
-                method,
-                (x[train], y[train]),
-                (x[heldout], y[heldout]),
-                seed=seed,
-                engine=EngineConfig(accelerator=self.device, predict_batch_size=ROWS),
-                progress=bool(self.verbose),
-            )
+        method = self._untrained(X.shape[1], np.bincount(y[train]), seed)
+        fit(
+            method,
+            (x[train], y[train]),
+            (x[heldout], y[heldout]),
+            seed=seed,
+            engine=EngineConfig(accelerator=self.device, predict_batch_size=ROWS),
+            progress=bool(self.verbose),
+        )
         # In float64 a prediction does not depend on the other rows of its batch.
         method.cpu().double()
         assert isinstance(method.encoder, ResFFN)

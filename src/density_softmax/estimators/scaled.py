@@ -24,6 +24,7 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor
 
+from density_softmax.decide.explain import Explanation
 from density_softmax.engine.calibration import judge, scores
 from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.estimators.abstaining import (
@@ -36,10 +37,11 @@ from density_softmax.estimators.abstaining import (
 )
 from density_softmax.nn.densities import GaussianDensity
 from density_softmax.nn.execution import digests
+from density_softmax.nn.softmax.attribution import divide
 from density_softmax.nn.softmax.budget import FOLDS
 from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.nn.softmax.scale import Scale
-from density_softmax.nn.softmax.typicality import Typicality
+from density_softmax.nn.softmax.typicality import Evidence, Typicality
 from density_softmax.recipes.table import DENSITY_SOFTMAX, HELDOUT, SCALE
 from density_softmax.training import Estimate, folds
 from density_softmax.types import Batch, Prediction
@@ -71,7 +73,8 @@ class DensityScaledClassifier(AbstainingClassifier):
 
     The probabilities q of `estimator` become softmax(s(log p(x)) · log q(x) / T). The density p is
     a Gaussian of the standardised columns that the classifier reads; held-out rows fit the scale s
-    and the temperature T. Labels stay those of `estimator`.
+    and the temperature T. Labels are what `estimator.predict` says, also where that is not the
+    likeliest class, as of an SVC or a TunedThresholdClassifierCV.
 
     Args:
         estimator: a classifier with `predict_proba`; None is a logistic regression. `fit` trains a
@@ -88,6 +91,8 @@ class DensityScaledClassifier(AbstainingClassifier):
         n_features_in_: number of columns of X.
         feature_names_in_: their names, if X was a data frame.
         heldout_epistemic_: epistemic uncertainty of the held-out rows, ascending.
+        typical_row_: the held-out row with the lowest epistemic uncertainty, as the classifier or
+            the last step of a pipeline reads it, (columns,): what `explain` compares with.
     """
 
     def __init__(
@@ -138,11 +143,50 @@ class DensityScaledClassifier(AbstainingClassifier):
         check_classification_targets(y)
         return Rows(X, np.asarray(y))
 
-    def _prediction(self, X: Any) -> Prediction:
+    def predict(self, X: Any, abstain: float | None = None) -> NDArray[Any]:
+        """Return the label that `estimator_` gives each row, or None where the model abstains.
+
+        Args:
+            X: (rows, columns).
+            abstain: as for `DensitySoftmaxClassifier.predict`.
+        """
+        rows = self._rows(X)
+        _, last = _divided(self.estimator_)
+        labels: NDArray[Any] = np.asarray(last.predict(_named(last, self._read(rows))))
+        return labels if abstain is None else self._abstained(labels, self._serve(rows), abstain)
+
+    def _rows(self, X: Any) -> Any:
         check_is_fitted(self)
         if _divided(self.estimator)[0] is None:
-            return super()._prediction(X)
-        return self._serve(validate_data(self, X, reset=False, skip_check_array=True))
+            return super()._rows(X)
+        return validate_data(self, X, reset=False, skip_check_array=True)
+
+    @torch.no_grad()
+    def _explained(self, X: Any, names: list[str], reference: Floats) -> Explanation:
+        """Divide the distance of the density among the columns that it reads."""
+        inputs = self._read(X)
+        names = self._names_read(names)
+
+        def evidence(rows: Any) -> Evidence:
+            return self._typicality(self._standardized(rows), no_logits)
+
+        no_logits = torch.zeros(0)  # the density of columns is the only expert
+        channels = [("columns", name) for name in names]
+        parts, whose = divide(self._typicality, self._standardized(inputs), no_logits, channels)
+        found = Explanation(evidence(inputs).surprise.numpy(), parts.numpy(), whose)
+        return found.with_columns(
+            lambda rows: evidence(rows).surprise.numpy(), _dense(inputs), names, reference
+        )
+
+    def _names_read(self, names: list[str]) -> list[str]:
+        """Names of the columns that the density reads: X's, or what a pipeline makes of them."""
+        steps, _ = _divided(self.estimator_)
+        if steps is None:
+            return names
+        try:
+            return [str(name) for name in steps.get_feature_names_out(names)]
+        except (AttributeError, ValueError):  # of steps that do not name what they make
+            return [str(number) for number in range(len(self.typical_row_))]
 
     @torch.no_grad()
     def _around(self, trained: Any, train: Rows, heldout: Rows) -> DensityScaledClassifier:
@@ -160,7 +204,7 @@ class DensityScaledClassifier(AbstainingClassifier):
         log_prob = density.log_prob(batches["heldout"].x)
         logits = self._logits(self._read(heldout.X))
         self._scale, self._temperature = _fitted_scale(log_prob, logits, batches["heldout"].y)
-        self.heldout_epistemic_ = np.sort(self._serve(heldout.X).epistemic.numpy())
+        self._keep_typical(self._serve(heldout.X), _dense(self._read(heldout.X)))
         return self
 
     @torch.no_grad()

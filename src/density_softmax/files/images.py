@@ -76,13 +76,13 @@ def read_image(path: Path, channels: int) -> Image.Image:
         return _converted(image, channels)
 
 
-def image_size(path: Path) -> tuple[int, int]:
+def image_size(source: Path | IO[bytes]) -> tuple[int, int]:
     """Width and height of an image file, which is not decoded.
 
     Args:
-        path: the file.
+        source: the file, or its content.
     """
-    with _opened(path) as image:
+    with _opened(source) as image:
         return image.size
 
 

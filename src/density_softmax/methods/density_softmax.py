@@ -16,6 +16,7 @@ from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.densities import ClassAwareDensity, Density, DensityConfig, FlowDensity
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty, PenaltyConfig
 from density_softmax.nn.softmax.attribution import divide
+from density_softmax.nn.softmax.folded import FoldedEvidence
 from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.nn.softmax.scale import QuantileScale, ScaleConfig
 from density_softmax.nn.softmax.typicality import Evidence, Typicality
@@ -79,6 +80,7 @@ class DensitySoftmax(FeatureMethod):
         super().setup(example)
         self.typicality = Typicality(self._densities(), config.energy, config.classes_scale)
         self.scale = config.scale.build()
+        self.evidence = FoldedEvidence(self.typicality, self.scale)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -92,14 +94,9 @@ class DensitySoftmax(FeatureMethod):
 
     def stages(self) -> tuple[Stage, ...]:
         """Algorithm 1: representation, density, scale, head."""
-        scale = Estimate(
-            "scale",
-            statistics=self._scale_statistics,
-            finish=self._fit_scale,
-            reduce="concat",
-            on="features",
-            split=self.scale.fitted_on,
-        )
+        split = self.scale.fitted_on
+        estimates = (self._scale_statistics, self._fit_scale)
+        scale = Estimate("scale", *estimates, reduce="concat", on="features", split=split)
         before = (*self._representation(), *self._density_stages(), scale)
         if self.config.head is None:
             return before
@@ -137,8 +134,10 @@ class DensitySoftmax(FeatureMethod):
 
     def predict_features(self, features: Tensor) -> Prediction:
         """Eq. 7, the entropy of softmax(g(z)), and the surprise, all from one pass."""
-        logits, (log_prob, surprise, contributions) = self.logits_and_evidence(features)
-        probs = (self.scale(log_prob).unsqueeze(-1) * logits).softmax(-1)
+        raw = self.head.raw(self.last(features))
+        factor, surprise, contributions = self.evidence(features, raw)
+        logits = raw / self.head.temperature
+        probs = (factor * logits).softmax(-1)
         return Prediction(probs, entropy_of_logits(logits), surprise).made_of(contributions)
 
     def logits_and_evidence(self, features: Tensor) -> tuple[Tensor, Evidence]:
@@ -149,7 +148,8 @@ class DensitySoftmax(FeatureMethod):
     def parts(self, x: Tensor) -> tuple[Tensor, tuple[Part, ...]]:
         """The surprise as a sum over the channels that the experts read."""
         features, channels = self.named_features(x)
-        return divide(self.typicality, features, self.head.raw(self.last(features)), channels)
+        found = self.evidence(features, self.head.raw(self.last(features)))
+        return divide(self.typicality, features, found[-1], channels)
 
     def representation_loss(self, batch: Batch) -> Tensor:
         """Eq. 4: cross entropy + λ E(‖∂f/∂x‖ − 1)²."""
@@ -159,25 +159,21 @@ class DensitySoftmax(FeatureMethod):
     @property
     def density(self) -> Density:
         """p(z; α); with layers, that of what they gave."""
-        first = next(iter(self.typicality.densities.values()))
-        assert isinstance(first, Density)
-        return first
+        return next(density for _, density, _ in self.typicality.readers())
 
     def _densities(self) -> dict[str, tuple[Density, slice]]:
         """The densities, with the columns of what `features` returns that each reads."""
         # Where the model's own logits stand behind z, no density reads them.
         logits = self.encoder.num_logits if isinstance(self.encoder, Headless) else 0
-        last = slice(0, self.num_features - logits)
-        columns = {"last": last}
+        columns = {"last": (last := slice(0, self.num_features - logits))}
         if self.config.layers:
-            widths = [h.shape[1] for h in self.reader.pop()]  # of the pass that measured z
-            shallow = {"layers": slice(self.num_features, self.num_features + sum(widths))}
+            width = sum(h.shape[1] for h in self.reader.pop())  # of the pass that measured z
+            shallow = {"layers": slice(self.num_features, self.num_features + width)}
             columns = shallow | columns if self.config.last else shallow
-        build, num_classes = self.config.density.build, self.num_classes
-        found = {n: (build(c.stop - c.start, num_classes), c) for n, c in columns.items()}
-        if self.config.classes:
-            found["classes"] = (ClassAwareDensity(last.stop, num_classes), last)
-        return found
+        build, number = self.config.density.build, self.num_classes
+        found = {n: (build(c.stop - c.start, number), c) for n, c in columns.items()}
+        classes = {"classes": (ClassAwareDensity(last.stop, number), last)}
+        return found | classes if self.config.classes else found
 
     def _scale_statistics(self, batch: Batch) -> Values:
         raw = self.head.raw(self.last(batch.x))

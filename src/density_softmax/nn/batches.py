@@ -15,6 +15,9 @@ from density_softmax.nn.execution import evaluating, seeded
 from density_softmax.nn.taps import CallRecorder
 from density_softmax.types import Inputs, Prediction, tensors_of
 
+# So many numbers are looked at one by one.
+FEW = 64
+
 
 @torch.no_grad()
 def widest_layer(network: nn.Module, x: Tensor | Inputs) -> float:
@@ -96,11 +99,14 @@ def surely_finite(tensors: Iterable[Tensor]) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    # A sum keeps what is no number, and one that overflows is looked at row by row.
-    return all(
-        each.device.type == "cpu" and math.isfinite(each.sum(dtype=torch.float32).item())
-        for each in tensors
-    )
+    return all(each.device.type == "cpu" and _is_finite(each) for each in tensors)
+
+
+def _is_finite(x: Tensor) -> bool:
+    # A few numbers are looked at sooner than summed. A sum keeps what is no number, and one that
+    # overflows is looked at row by row.
+    found = x.flatten().tolist() if x.numel() <= FEW else [x.sum(dtype=torch.float32).item()]
+    return all(map(math.isfinite, found))
 
 
 def without_bad_rows(x: Tensor | Inputs) -> tuple[Tensor, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from operator import is_
 from typing import Any, Generic, TypeVar, final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -47,17 +48,40 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 def _in_training_mode(network: nn.Module) -> list[nn.Module]:
-    """Its modules that are; what `network.modules()` takes for this is felt at batch 1."""
-    found, seen, waiting = [], set[int](), [network]
-    while waiting:
-        module = waiting.pop()
-        if module.training:
-            found.append(module)
-        for child in module._modules.values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                waiting.append(child)
-    return found
+    """Its modules that are in training mode."""
+    return [module for module in _modules_of(network) if module.training]
+
+
+# By network: its modules, where these keep their children, and the children.
+_KNOWN = WeakKeyDictionary[nn.Module, tuple[list[nn.Module], list[Any], list[Any]]]()
+
+
+def _modules_of(network: nn.Module) -> list[nn.Module]:
+    """What `network.modules()` gives, which takes so long that it is felt at batch 1.
+
+    They are looked for again only after one was replaced.
+    """
+    known = _KNOWN.get(network)
+    if known is not None and known[2] == [child for each in known[1] for child in each.values()]:
+        return known[0]
+    modules = list(network.modules())
+    families = [module._modules for module in modules]
+    children = [child for each in families for child in each.values()]
+    _KNOWN[network] = modules, families, children
+    return modules
+
+
+def first_parameter(network: nn.Module) -> Tensor | None:
+    """The first of `network.parameters()`, in a tenth of its time.
+
+    Args:
+        network: any.
+    """
+    for each in network._parameters.values():
+        if each is not None:
+            return each
+    found = (first_parameter(child) for child in network._modules.values() if child is not None)
+    return next((each for each in found if each is not None), None)
 
 
 @contextlib.contextmanager
@@ -128,10 +152,12 @@ class Derived(Generic[T]):
         """
         if torch.compiler.is_exporting() and self._known is not None:
             return self._known[2]
-        # Inference tensors do not count what is written to them.
-        if torch.compiler.is_compiling() or any(map(Tensor.is_inference, tensors)):
+        if torch.compiler.is_compiling():
             return self._compute(*tensors)
-        versions = [each._version for each in tensors]
+        try:
+            versions = [each._version for each in tensors]
+        except RuntimeError:  # inference tensors do not count what is written to them
+            return self._compute(*tensors)
         known = self._known
         if known is not None and known[1] == versions and all(map(is_, known[0], tensors)):
             return known[2]
@@ -153,7 +179,8 @@ def call(network: nn.Module, x: Tensor | Inputs) -> Any:
         network: any.
         x: its inputs.
     """
-    dtype = next((each.dtype for each in network.parameters()), torch.float32)
+    parameter = first_parameter(network)
+    dtype = torch.float32 if parameter is None else parameter.dtype
     if isinstance(x, Inputs):
         positional, named = x.positional, x.named
         if len(x.tensors) == 1 and not set(named) <= set(_arguments(network)):
@@ -222,24 +249,30 @@ def as_batch(
         example_dtype: of that example.
         several: whether the network is called with several tensors: a tuple is these.
     """
-    if isinstance(x, Mapping) and example_shape is not None and not several:
-        names = ", ".join(map(str, x))
-        raise UserError(
-            f"inputs are a dict of {names}: the network reads one tensor, pass one of them"
-        )
-    if isinstance(x, Mapping | Inputs) or (several and isinstance(x, tuple | list)):
-        inputs = as_inputs(x)
-        if inputs is not None:
-            return inputs.to(like.device)
+    if not isinstance(x, Tensor) and (inputs := _several(x, example_shape, several)) is not None:
+        return inputs.to(like.device)
     found = _as_numbers(x)
     if tuple(found.shape) == example_shape or found.ndim < 2:
         raise UserError(
             f"inputs of shape {tuple(found.shape)}: predict takes a batch of them, pass x[None] "
             "for a single one"
         )
-    found, types = found.to(like.device), (found.dtype, example_dtype)
+    types = (found.dtype, example_dtype)
+    if types == (like.dtype, like.dtype) and found.device == like.device:
+        return found
     floats = any(dtype is not None and dtype.is_floating_point for dtype in types)
-    return found.to(like.dtype) if floats else found
+    return found.to(like.device, like.dtype if floats else found.dtype)
+
+
+def _several(x: Any, example_shape: tuple[int, ...] | None, several: bool) -> Inputs | None:
+    """The inputs, if they are several tensors."""
+    if isinstance(x, Mapping) and example_shape is not None and not several:
+        names = ", ".join(map(str, x))
+        raise UserError(
+            f"inputs are a dict of {names}: the network reads one tensor, pass one of them"
+        )
+    named = isinstance(x, Mapping | Inputs)
+    return as_inputs(x) if named or (several and isinstance(x, tuple | list)) else None
 
 
 def digests(x: Tensor | Inputs) -> Tensor:
@@ -291,6 +324,8 @@ def explained(
 
 def _as_numbers(x: Any) -> Tensor:
     """The tensor of what may be an array; anything else is refused by its kind."""
+    if isinstance(x, Tensor) and not x.is_complex():
+        return x
     wanted = "predict takes a batch of numbers, a tensor or an array (batch, ...)"
     if isinstance(x, torch.utils.data.Dataset):
         raise UserError(f"inputs are a {type(x).__name__}: {wanted}; pass DataLoader(dataset)")

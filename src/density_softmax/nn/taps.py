@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
@@ -241,10 +242,10 @@ def pooled(
             norm = torch.linalg.vector_norm(h - mean, dim=dims)
             return mean.flatten(1), (norm.square() / h[0, 0].numel() + EPSILON).log() / 2
         # Group norm gives both in one operation; torch.var_mean takes fifty times as long.
-        h = h.flatten(2).contiguous()
-        batch, channels, positions = h.shape
+        h = h.contiguous()
+        batch, channels, *sizes = h.shape
         _, mean, inverse_std = torch.native_group_norm(
-            h, None, None, batch, channels, positions, channels, EPSILON
+            h, None, None, batch, channels, math.prod(sizes), channels, EPSILON
         )
         return mean, -inverse_std.log()
 

@@ -56,6 +56,12 @@ PENALTY = (
     "λ is the weight of the gradient penalty (Eq. 4); without Eq. 6 the head is not trained "
     "again on scaled logits."
 )
+VARIANTS = "In parentheses: settings that differ from the recipe's."
+# What a setting means that the name alone does not say.
+RULES = {
+    "scale=max": "scale=max multiplies logits by p / max p, the rule in the paper's text.",
+    "scale=range": "scale=range is the rule in the paper's code.",
+}
 TOTAL = ("cost", "train_seconds")
 
 # The numbers to look at first, by role of the split.
@@ -294,7 +300,7 @@ def _table(
             columns.append(_quoted(columns[-1]))
             cells.append([None if value is None else Cell(value, None) for value in quoted])
     seeds = frame.groupby("line")["seed"].nunique().to_dict()
-    remark = [section.remark, *_left_out(section, shifts)]
+    remark = [section.remark, *_variants(lines), *_left_out(section, shifts)]
     remark += [BUSY] if any(noisy.values()) else []
     remark += [PAPER] if any(column.quoted for column in columns) else []
     return Table(
@@ -315,6 +321,13 @@ def _piece(table: Table, chosen: Sequence[int]) -> Table:
     cells = [tuple(line.cells[number] for number in chosen) for line in table.lines]
     lines = (replace(line, cells=each) for line, each in zip(table.lines, cells, strict=True))
     return replace(table, columns=columns, lines=tuple(lines))
+
+
+def _variants(lines: Sequence[str]) -> list[str]:
+    """What the settings in parentheses mean, where there are any."""
+    if not any(line.endswith(")") for line in lines):
+        return []
+    return [VARIANTS, *(text for rule, text in RULES.items() if any(rule in x for x in lines))]
 
 
 def _left_out(section: _Section, shifts: Mapping[str, Shifts]) -> list[str]:

@@ -104,11 +104,7 @@ class Gallery:
         Args:
             entry: a row of a table.
         """
-        if self.card.normalisation is None:
-            return [float(value) for value in entry.x]
-        how = self.card.normalisation
-        mean, std = np.array(how.mean), np.array(how.std)
-        return [float(value) for value in entry.x * std + mean]
+        return original(entry.x, self.card).tolist()
 
     def thumbnail(self, entry: Entry) -> str:
         """An image as the network saw it, as the address of a JPEG; empty for other inputs.
@@ -116,28 +112,51 @@ class Gallery:
         Args:
             entry: an image, (channels, height, width).
         """
-        if entry.x.ndim != 3 or entry.x.shape[0] not in (1, 3):
-            return ""
-        from PIL import Image
+        return thumbnail(entry.x, self.card)
 
-        pixels = np.moveaxis(self._bytes(entry.x), 0, -1)
-        image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-        scale = THUMBNAIL / max(image.size)
-        size = [max(1, round(side * scale)) for side in image.size]
-        how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BILINEAR
-        content = io.BytesIO()
-        image.resize((size[0], size[1]), how).save(content, "JPEG", quality=QUALITY)
-        return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
 
-    def _bytes(self, x: NDArray[Any]) -> NDArray[np.uint8]:
-        """Pixels, of images that say how they were normalised; else stretched to their range."""
-        normalisation = self.card.normalisation
-        if normalisation is not None and normalisation.kind == "images":
-            mean, std = (np.reshape(v, (-1, 1, 1)) for v in (normalisation.mean, normalisation.std))
-            shown = x * std + mean
-        else:
-            shown = (x - x.min()) / max(float(x.max() - x.min()), 1e-12)
-        return np.rint(255 * shown.clip(0, 1)).astype(np.uint8)
+def original(x: NDArray[Any], card: Card) -> NDArray[np.float64]:
+    """An input before it was normalised.
+
+    Args:
+        x: as the network reads it, (*input shape).
+        card: of the model.
+    """
+    raw, how = np.asarray(x, np.float64), card.normalisation
+    if how is None:
+        return raw
+    shape = (-1, 1, 1) if how.kind == "images" else (-1,)
+    mean, std = (np.reshape(values, shape) for values in (how.mean, how.std))
+    return raw * std + mean
+
+
+def thumbnail(x: NDArray[Any], card: Card) -> str:
+    """A small JPEG of an image, as an address; empty for other inputs.
+
+    Args:
+        x: as the network reads it, (channels, height, width).
+        card: of the model.
+    """
+    if x.ndim != 3 or x.shape[0] not in (1, 3):
+        return ""
+    from PIL import Image
+
+    pixels = np.moveaxis(_bytes(x, card), 0, -1)
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    scale = THUMBNAIL / max(image.size)
+    size = [max(1, round(side * scale)) for side in image.size]
+    how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BILINEAR
+    content = io.BytesIO()
+    image.resize((size[0], size[1]), how).save(content, "JPEG", quality=QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
+
+
+def _bytes(x: NDArray[Any], card: Card) -> NDArray[np.uint8]:
+    """Pixels, of images that say how they were normalised; else stretched to their range."""
+    shown = np.nan_to_num(original(x, card), posinf=1.0, neginf=0.0)
+    if card.normalisation is None or card.normalisation.kind != "images":
+        shown = (shown - shown.min()) / max(float(shown.max() - shown.min()), 1e-12)
+    return np.rint(255 * shown.clip(0, 1)).astype(np.uint8)
 
 
 def shares(contributions: Sequence[float]) -> list[float]:

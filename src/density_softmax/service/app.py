@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,13 @@ from density_softmax.service.models import Model, Outcome, Shelf
 from density_softmax.service.openapi import describe_service
 from density_softmax.service.protocol import HEADER, Infer, describe, parse_infer, render
 from density_softmax.service.records import NUM_PROBS, as_csv, records
-from density_softmax.service.requests import RequestError, Upload, read_inputs
+from density_softmax.service.requests import (
+    INLINE,
+    RequestError,
+    Upload,
+    is_small,
+    read_inputs,
+)
 from density_softmax.service.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,11 +35,9 @@ if TYPE_CHECKING:
 
     from density_softmax.decide.policy import Policy
 
-T = TypeVar("T")
 # The files of the page; no other file can be asked for.
 PAGE = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript")}
 PAGE["/page.css"] = ("page.css", "text/css")
-INLINE = 2**16  # bytes of a body that is read without a thread of its own
 
 
 def create_app(models: Sequence[str | Path], settings: Settings | None = None) -> FastAPI:
@@ -123,9 +127,11 @@ class Service:
             f"{version}/infer": self.infer,
             "/predict": self.predict,
             "/predict/{name}": self.predict,
+            "/monitor/acknowledge": self.acknowledge,
+            "/monitor/{name}/acknowledge": self.acknowledge,
         }
-        found = [(path, ["GET"], endpoint) for path, endpoint in get.items()]
-        return [*found, *((path, ["POST"], endpoint) for path, endpoint in post.items())]
+        found = [(path, ["POST"], endpoint) for path, endpoint in post.items()]
+        return [*found, *((path, ["GET"], endpoint) for path, endpoint in get.items())]
 
     async def live(self, request: Request) -> Response:
         """Whether the process answers."""
@@ -155,7 +161,15 @@ class Service:
 
     async def monitor(self, request: Request) -> Response:
         """Monitor, decisions over time and latest unknown inputs of a model."""
+        return await self._watched(self._model(request))
+
+    async def acknowledge(self, request: Request) -> Response:
+        """Somebody has seen the alarm of a model: its monitor starts over."""
         model = self._model(request)
+        await asyncio.to_thread(model.watcher.acknowledge)
+        return await self._watched(model)
+
+    async def _watched(self, model: Model) -> Response:
         view = await asyncio.to_thread(model.watcher.view)
         return _json({"model": model.name, "version": model.version, **view})
 
@@ -180,12 +194,11 @@ class Service:
             return await self._infer(model, request)
 
     async def _infer(self, model: Model, request: Request) -> Response:
-        began = perf_counter()
-        body = await self._in_time(request.body(), began, 408)
-        header = request.headers.get(HEADER)
-        call = await self._read(len(body), parse_infer, body, header)
+        body, header = await request.body(), request.headers.get(HEADER)
+        small = len(body) < INLINE
+        call = await self._read(small, parse_infer, body, header)
         x = network_input(model, call, self.settings)
-        outcome = await self._answer(model, x, began)
+        outcome = await self._answer(model, x)
         head = {"model_name": model.name, "model_version": model.version}
         content, length = render(head, outcome.columns, call)
         if length is None:
@@ -198,17 +211,16 @@ class Service:
             return await self._predict(model, request)
 
     async def _predict(self, model: Model, request: Request) -> Response:
-        began = perf_counter()
-        uploads = await self._in_time(self._uploads(request), began, 408)
-        small = len(uploads) == 1 and uploads[0].kind.startswith("application/json")
-        size = len(uploads[0].content) if small else INLINE
-        chunk = await self._read(size, read_inputs, uploads, model.card, self.settings)
+        until = perf_counter() + self.settings.seconds
+        uploads = await self._uploads(request)
+        small = is_small(uploads)
+        chunk = await self._read(small, read_inputs, uploads, model.card, self.settings, until)
         readable = np.isfinite(chunk.x).all(axis=tuple(range(1, chunk.x.ndim)))
         if not readable.any():
             pairs = zip(chunk.names, chunk.notes, strict=True)
             notes = [f"{name}: {note or 'not finite'}" for name, note in pairs]
             raise RequestError(422, f"no input can be read: {'; '.join(notes[:5])}")
-        outcome = await self._answer(model, chunk.x[readable], began)
+        outcome = await self._answer(model, chunk.x[readable])
         wanted = len(model.card.class_names) if "all" in request.query_params else NUM_PROBS
         found = records(chunk, readable, outcome, model.card, wanted)
         if "text/csv" in request.headers.get("accept", ""):
@@ -236,32 +248,17 @@ class Service:
                 for part in parts
             ]
 
-    async def _read(self, size: int, read: Any, *arguments: Any) -> Any:
-        """Large bodies are read in a thread: others are answered meanwhile."""
-        return read(*arguments) if size < INLINE else await asyncio.to_thread(read, *arguments)
+    async def _read(self, small: bool, read: Any, *arguments: Any) -> Any:
+        """What is not small is read in a thread: others are answered meanwhile."""
+        return read(*arguments) if small else await asyncio.to_thread(read, *arguments)
 
-    async def _answer(self, model: Model, x: NDArray[Any], began: float) -> Outcome:
+    async def _answer(self, model: Model, x: NDArray[Any]) -> Outcome:
         try:
-            outcome = await self._in_time(model.answer(x), began, 503)
+            return await model.answer(x)
         except RequestError:
             raise
         except UserError as error:
             raise RequestError(422, str(error).replace(str(model.path), model.name)) from None
-        self.metrics.count_answers(model.name, dict(outcome.columns))
-        return outcome
-
-    async def _in_time(self, work: Awaitable[T], began: float, status: int) -> T:
-        """What is not done in time is given up."""
-        from starlette.requests import ClientDisconnect
-
-        left = began + self.settings.seconds - perf_counter()
-        try:
-            return await asyncio.wait_for(work, max(left, 0.001))
-        except asyncio.TimeoutError:
-            reason = f"not done within {self.settings.seconds:g} s; try again later, with less"
-            raise RequestError(status, reason) from None
-        except ClientDisconnect:
-            raise RequestError(400, "the connection ended within the request") from None
 
 
 def network_input(model: Model, call: Infer, settings: Settings) -> NDArray[Any]:

@@ -53,7 +53,7 @@ class Batcher(Generic[T]):
         size: rows of a batch.
         wait: seconds.
         capacity: rows; when so many wait, a request is refused.
-        report: called with the rows and the seconds of each batch.
+        report: called with the result, the rows and the seconds of each batch.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Batcher(Generic[T]):
         size: int,
         wait: float,
         capacity: int,
-        report: Callable[[int, float], None] = lambda rows, seconds: None,
+        report: Callable[[T, int, float], None] = lambda result, rows, seconds: None,
     ) -> None:
         self._run, self._size, self._wait, self._capacity = run, size, wait, capacity
         self._report = report
@@ -92,6 +92,8 @@ class Batcher(Generic[T]):
         self._waiting.extend(items)
         self._count(len(x))
         try:
+            if len(items) == 1:
+                return [await items[0].done]
             return await asyncio.gather(*(item.done for item in items))
         finally:
             self._forget([item for item in items if item.done.cancelled()])
@@ -160,7 +162,7 @@ class Batcher(Generic[T]):
             return
         seconds = perf_counter() - began
         self._row_seconds = seconds / len(x)
-        self._report(len(x), seconds)
+        self._report(found, len(x), seconds)
         self._give(batch, found)
 
     def _give(self, batch: list[_Item], found: T) -> None:

@@ -53,10 +53,14 @@ class Client:
         """Monitor, decisions over time and latest unknown inputs."""
         return self._ask("/monitor", None, "")
 
-    def _ask(self, path: str, body: bytes | None, kind: str) -> dict[str, Any]:
+    def acknowledge(self) -> dict[str, Any]:
+        """Tell the monitor that its alarm was seen: it starts over, and answers as `monitor`."""
+        return self._ask("/monitor", b"", "", "/acknowledge")
+
+    def _ask(self, path: str, body: bytes | None, kind: str, end: str = "") -> dict[str, Any]:
         headers = self._headers | ({"Content-Type": kind} if kind else {})
         try:
-            request = Request(f"{self._url}{path}{self._path}", body, headers)
+            request = Request(f"{self._url}{path}{self._path}{end}", body, headers)
             with urlopen(request, timeout=self._timeout) as answer:
                 return json.load(answer)
         except HTTPError as error:

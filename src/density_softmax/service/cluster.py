@@ -59,7 +59,7 @@ def application(models: Sequence[Path], settings: Settings, replicas: int) -> An
     paths = [str(model.absolute()) for model in models]
     files = {name: getattr(settings, name) for name in ("policy", "state")}
     absolute: dict[str, Any] = {k: str(Path(v).absolute()) for k, v in files.items() if v}
-    settings = replace(settings, threads=settings.threads or 1, **absolute)
+    settings = replace(settings, threads=settings.threads or 1, replicas=replicas, **absolute)
 
     def build() -> Any:
         from density_softmax.service.app import create_app

@@ -1,7 +1,8 @@
-"""What stands before every request: token, origin, size of the body; errors become JSON."""
+"""What stands before every request: host, origin, token, size and time; errors become JSON."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import sys
@@ -48,35 +49,34 @@ class Guard:
     def __init__(self, app: Application, settings: Settings, metrics: Metrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
         self._token = None if settings.token is None else settings.token.encode()
+        self._hosts = frozenset(map(str.lower, settings.hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or the life of the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = perf_counter(), 0
-
-        async def answer(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *HEADERS]
-            await send(message)
-
+        began, exchange = perf_counter(), _Exchange(receive, send, self._settings)
         try:
             headers = dict(scope["headers"])
             self._check(scope["path"], headers)
-            await self._app(scope, self._limited(headers, receive), answer)
+            exchange.check_body(headers)
+            await exchange.within_time(self._app(scope, exchange.receive, exchange.send))
         except Exception as error:
-            if status:  # the answer has begun: only the connection can tell
+            if exchange.status:  # the answer has begun: only the connection can tell
                 raise
-            await refuse(error, answer)
+            await refuse(error, exchange.send)
         finally:
-            self._count(scope, status, perf_counter() - began)
+            self._count(scope, exchange.status, perf_counter() - began)
 
     def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
-        origin = headers.get(b"origin")
-        if origin is not None and _host(origin) != headers.get(b"host", b"").lower():
+        asked, origin = headers.get(b"host", b"").lower(), headers.get(b"origin")
+        if self._hosts and _name(asked) not in self._hosts:
+            name = _name(asked)[:80]
+            raise RequestError(
+                403, f"nothing is served under the name '{name}': start with --allow-host {name}"
+            )
+        if origin is not None and _host(origin) != asked:
             raise RequestError(403, "a page of another site may not send requests")
         if self._token is None or path in OPEN:
             return
@@ -84,29 +84,79 @@ class Guard:
         if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
             raise RequestError(401, "send the header 'Authorization: Bearer TOKEN'")
 
-    def _limited(self, headers: dict[bytes, bytes], receive: Receive) -> Receive:
-        """What refuses to read more than the limit."""
-        most, read = self._settings.body, 0
-        length = headers.get(b"content-length", b"0")
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        endpoint = getattr(scope.get("endpoint"), "__name__", "none")
+        self._metrics.requests.labels(endpoint, str(status)).inc()
+        self._metrics.seconds.labels(endpoint).observe(seconds)
+
+
+@final
+class _Exchange:
+    """A request and its answer, within limits.
+
+    Args:
+        receive: gives the body.
+        send: takes the answer.
+        settings: the limits.
+    """
+
+    def __init__(self, receive: Receive, send: Send, settings: Settings) -> None:
+        self._receive, self._send, self._settings = receive, send, settings
+        self._read, self._is_whole, self._is_late = 0, False, False
+        self.status = 0  # of the answer; 0 before it begins
+
+    def check_body(self, headers: dict[bytes, bytes]) -> None:
+        """Refuse a body that says itself that it cannot be read."""
+        most, length = self._settings.body, headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > most:
             raise RequestError(413, f"a body of {int(length):,} bytes, more than {most:,}")
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise RequestError(415, "a compressed body: send it as it is")
 
-        async def limited() -> MutableMapping[str, Any]:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > most:
-                raise RequestError(413, f"a body of more than {most:,} bytes")
-            return message
+    async def receive(self) -> MutableMapping[str, Any]:
+        """The next part of the body, if all of it is within the limit."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise RequestError(400, "the connection ended within the request")
+        self._read += len(message.get("body", b""))
+        if self._read > self._settings.body:
+            raise RequestError(413, f"a body of more than {self._settings.body:,} bytes")
+        self._is_whole = not message.get("more_body", False)
+        return message
 
-        return limited
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """A part of the answer."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *HEADERS]
+        await self._send(message)
 
-    def _count(self, scope: Scope, status: int, seconds: float) -> None:
-        endpoint = getattr(scope.get("endpoint"), "__name__", "none")
-        self._metrics.requests.labels(endpoint, str(status)).inc()
-        self._metrics.seconds.labels(endpoint).observe(seconds)
+    async def within_time(self, work: Awaitable[None]) -> None:
+        """Give up what has not begun to answer in time."""
+        task, seconds = asyncio.current_task(), self._settings.seconds
+        assert task is not None
+
+        def give_up() -> None:
+            self._is_late = not self.status
+            if self._is_late:
+                task.cancel()
+
+        timer = asyncio.get_running_loop().call_later(seconds, give_up)
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not self._is_late:
+                raise
+            reason = f"not done within {seconds:g} s; try again later, with less"
+            raise RequestError(503 if self._is_whole else 408, reason) from None
+        finally:
+            timer.cancel()
+
+
+def _name(host: bytes) -> str:
+    """The name or address in a Host header, without the port."""
+    text = host.decode("latin-1")
+    return text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
 
 
 def _host(origin: bytes) -> bytes:

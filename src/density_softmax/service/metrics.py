@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter as Counts
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -60,26 +60,21 @@ class Metrics:
             "queue_rows", "Rows that wait.", ["model"], multiprocess_mode="livesum", **register
         )
 
-    def count_batch(self, name: str, rows: int, seconds: float) -> None:
-        """Count a batch.
+    def count_batch(
+        self, name: str, columns: Mapping[str, NDArray[Any]], rows: int, seconds: float
+    ) -> None:
+        """Count a batch and its decisions.
 
         Args:
             name: of the model.
+            columns: of the outcome.
             rows: of the batch.
             seconds: that it took.
         """
         self.batches.labels(name).observe(rows)
         self.batch_seconds.labels(name).observe(seconds)
-
-    def count_answers(self, name: str, columns: dict[str, NDArray[Any]]) -> None:
-        """Count the decisions of an answer.
-
-        Args:
-            name: of the model.
-            columns: of the outcome.
-        """
         if "action" not in columns:
-            self.decisions.labels(name, "none").inc(len(columns["probs"]))
+            self.decisions.labels(name, "none").inc(rows)
             return
         for action, count in Counts(columns["action"].tolist()).items():
             self.decisions.labels(name, action).inc(count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from density_softmax.service.settings import Settings
 from density_softmax.service.watching import Watcher
 
 NAME_SIGNS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+Columns = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Outcome:
     of its policy are action, label, typicality, reason and, if it makes sets, sets.
     """
 
-    columns: Mapping[str, NDArray[Any]]
+    columns: Columns
 
     def rows(self, chosen: slice) -> Outcome:
         """Some of the rows."""
@@ -76,14 +78,20 @@ class Model:
         name: in addresses.
         path: the file.
         settings: of the service.
-        report: called with the rows and the seconds of each batch.
+        report: called with the outcome, the rows and the seconds of each batch.
     """
 
     def __init__(
-        self, name: str, path: Path, settings: Settings, report: Callable[[int, float], None]
+        self,
+        name: str,
+        path: Path,
+        settings: Settings,
+        report: Callable[[Outcome, int, float], None],
     ) -> None:
         self.name, self.path, self.stamp = name, path, stamp_of(path)
-        self.predictor = Predictor(path, settings.threads, policy=settings.policy)
+        threads = settings.threads or max(1, (os.cpu_count() or 1) - 1)
+        # Threads that spin would take the cores that read requests.
+        self.predictor = Predictor(path, threads, settings.policy, spinning=False)
         self.version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         state = None
         if settings.state is not None:
@@ -123,6 +131,7 @@ class Model:
                 self._state,
                 settings.replica,
                 settings.recent,
+                settings.replicas,
             )
         self._batcher = Batcher(
             self._run,
@@ -186,7 +195,8 @@ class Shelf:
     Args:
         paths: .onnx files; the name of a model is that of its file.
         settings: of the service.
-        report: called with the name of the model, the rows and the seconds of each batch.
+        report: called with the name of the model, the columns of the outcome, the rows and the
+            seconds of each batch.
         reloaded: called with the name of a model whose file has changed, and whether it loads.
     """
 
@@ -194,7 +204,7 @@ class Shelf:
         self,
         paths: Sequence[str | Path],
         settings: Settings,
-        report: Callable[[str, int, float], None] = lambda name, rows, seconds: None,
+        report: Callable[[str, Columns, int, float], None] = lambda *batch: None,
         reloaded: Callable[[str, bool], None] = lambda name, loads: None,
     ) -> None:
         named = named_files(paths)
@@ -208,7 +218,10 @@ class Shelf:
         self._closing: set[asyncio.Task[None]] = set()
 
     def _opened(self, name: str, path: Path) -> Model:
-        return Model(name, path, self._settings, lambda n, s: self._report(name, n, s))
+        def report(outcome: Outcome, rows: int, seconds: float) -> None:
+            self._report(name, outcome.columns, rows, seconds)
+
+        return Model(name, path, self._settings, report)
 
     def __getitem__(self, name: str) -> Model:
         if name not in self.models:
@@ -236,8 +249,7 @@ class Shelf:
 
     def _keep(self, model: Model) -> None:
         try:
-            model.watcher.view()
-            model.watcher.save()
+            model.watcher.tend()
         except (UserError, OSError) as error:  # a full disk stops no answer
             print(f"density-softmax: {error}", file=sys.stderr)
 

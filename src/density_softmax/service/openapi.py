@@ -18,6 +18,8 @@ ERROR = {"type": "object", "properties": {"error": TEXT}, "required": ["error"]}
 REFUSALS = {
     "400": "not what the endpoint reads",
     "401": "no token, or a wrong one",
+    "403": "asked under a name, or from a page, that is not allowed",
+    "408": "the body did not come in time",
     "413": "too large, or too many rows",
     "415": "a type of content that is not read",
     "422": "no input can be read; the reasons",
@@ -41,10 +43,12 @@ def describe_service(models: Mapping[str, Model], settings: Settings) -> dict[st
         paths[f"/v2/models/{name}/ready"] = _get(f"Whether {name} is ready.", "ready")
         paths[f"/v2/models/{name}/infer"] = {"post": _infer(model)}
         paths[f"/monitor/{name}"] = _get(f"Has the stream of {name} changed?", "monitor")
+        paths[f"/monitor/{name}/acknowledge"] = _acknowledge(name)
     paths["/v2/health/live"] = _get("Whether the process answers.", "live")
     paths["/v2/health/ready"] = _get("Whether requests are served.", "ready")
     paths["/v2"] = _get("The server and its extensions.", "server")
     paths["/monitor"] = _get(f"Has the stream of {first.name} changed?", "monitor")
+    paths["/monitor/acknowledge"] = _acknowledge(first.name)
     paths["/metrics"] = _get("Numbers for Prometheus.", "metrics", "text/plain")
     found: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -61,6 +65,11 @@ def describe_service(models: Mapping[str, Model], settings: Settings) -> dict[st
 def _get(summary: str, what: str, kind: str = "application/json") -> dict[str, Any]:
     content = {kind: {"schema": {"type": "string" if kind == "text/plain" else "object"}}}
     return {"get": {"summary": summary, "responses": {"200": _answer(what, content)}}}
+
+
+def _acknowledge(name: str) -> dict[str, Any]:
+    summary = f"An alarm of {name} was seen: start the monitor over."
+    return {"post": _get(summary, "monitor")["get"]}
 
 
 def _answer(description: str, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
 BACKLOG = 2048
+LONGEST_HEAD = 2**16  # bytes of the headers of a request
 LINGER = 0.3  # seconds in which connections that were accepted may still send a request
 QUICK = 5.0  # a worker that dies sooner was not able to start
+TURN = 0.0005  # seconds after which Python lets another thread run: the default holds answers up
 GRACE = 60.0  # seconds for what was accepted to be answered
 
 
@@ -73,7 +75,7 @@ def serve(
         run(models, settings, listening)
         return
     threads = settings.threads or max(1, (os.cpu_count() or 1) // workers)
-    with _shared(replace(settings, threads=threads)) as shared:
+    with _shared(replace(settings, threads=threads, replicas=workers)) as shared:
         Supervisor(models, shared, listening, workers).run()
 
 
@@ -105,9 +107,11 @@ def run(models: Sequence[str | Path], settings: Settings, listening: socket.sock
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=int(GRACE),
     )
+    sys.setswitchinterval(TURN)
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, _stopped)  # which uvicorn raises again when it has stopped
     Server(config).run(sockets=[listening])
@@ -115,16 +119,32 @@ def run(models: Sequence[str | Path], settings: Settings, listening: socket.sock
 
 def _protocol(seconds: float) -> type[Any]:
     """HTTP on a connection, on which a request comes within some seconds."""
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    class Protocol(H11Protocol):
-        """Closes connections on which no request comes; h11 bounds the headers of one."""
+    class Protocol(HttpToolsProtocol):
+        """Bounds the headers of a request; closes connections on which none comes."""
 
         timer: asyncio.TimerHandle | None = None
+        head: int | None = None  # bytes of the headers that are being read
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._expect_another(None)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.head is not None:
+                self.head += len(data)
+                if self.head > LONGEST_HEAD and not self.transport.is_closing():
+                    self.send_400_response(f"headers of more than {LONGEST_HEAD} bytes")
+
+        def on_message_begin(self) -> None:
+            self.head = 0
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self.head = None
+            super().on_headers_complete()
 
         def on_response_complete(self) -> None:
             answered = self.cycle

@@ -11,19 +11,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from time import perf_counter
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from density_softmax.errors import UserError
-from density_softmax.files.images import decode
+from density_softmax.files.images import decode, image_size
 from density_softmax.files.tables import FOREIGN, CsvTable, listed
 from density_softmax.serve.card import Card
 from density_softmax.serve.inputs import Chunk, image_normalisation, prepared, table_rows
 from density_softmax.service.settings import Settings
 
 JSON, CSV = "application/json", "text/csv"
+INLINE = 2**16  # bytes of a body, or pixels of an image, that are read at once
 LONGEST_NAME = 200  # characters of the name of a file that an answer repeats
 
 
@@ -62,13 +64,33 @@ def parse_json(body: bytes) -> Any:
         raise RequestError(400, f"the body is not JSON ({reason})") from None
 
 
-def read_inputs(uploads: Sequence[Upload], card: Card, settings: Settings) -> Chunk:
+def is_small(uploads: Sequence[Upload]) -> bool:
+    """Whether a request is read so fast that a thread of its own would cost more.
+
+    Args:
+        uploads: the files of a form, or the body.
+    """
+    if len(uploads) != 1 or len(uploads[0].content) >= INLINE:
+        return False
+    if _kind(uploads[0]) != "image":
+        return True
+    try:
+        width, height = image_size(io.BytesIO(uploads[0].content))
+    except UserError:
+        return False
+    return width * height < INLINE
+
+
+def read_inputs(
+    uploads: Sequence[Upload], card: Card, settings: Settings, until: float = math.inf
+) -> Chunk:
     """The inputs of a request, as a model reads them.
 
     Args:
         uploads: the files of a form, or the body.
         card: of the model.
         settings: the limits.
+        until: when nobody waits for them any more, on the clock of `time.perf_counter`.
     """
     if not uploads:
         raise RequestError(422, "the request holds no file: send images, a CSV or JSON rows")
@@ -77,17 +99,17 @@ def read_inputs(uploads: Sequence[Upload], card: Card, settings: Settings) -> Ch
     kinds = [_kind(upload) for upload in uploads]
     try:
         if set(kinds) == {"image"}:
-            return _images(uploads, card, settings)
+            return _images(uploads, card, settings, until)
         if len(uploads) > 1:
             raise RequestError(422, "several files that are not all images: send one of them")
         reader = {"csv": _table, "json": _rows}.get(kinds[0])
         if reader is None:
             raise RequestError(
                 415,
-                f"content of type '{uploads[0].kind[:LONGEST_NAME]}': send an image file, "
-                f"{JSON} or {CSV}",
+                f"content of type '{uploads[0].kind[:LONGEST_NAME]}': send an image file, {JSON} "
+                f"or {CSV} with its Content-Type, or a file as curl -F file=@photo.png does",
             )
-        return reader(uploads[0].content, card, settings)
+        return reader(uploads[0].content, card, settings, until)
     except RequestError:
         raise
     except UserError as error:
@@ -106,7 +128,7 @@ def _kind(upload: Upload) -> str:
     return "image" if upload.name and kind in ("", "application/octet-stream") else ""
 
 
-def _images(uploads: Sequence[Upload], card: Card, settings: Settings) -> Chunk:
+def _images(uploads: Sequence[Upload], card: Card, settings: Settings, until: float) -> Chunk:
     normalisation = image_normalisation("images", card)
     channels, height, width = shape = card.input_shape
 
@@ -116,7 +138,7 @@ def _images(uploads: Sequence[Upload], card: Card, settings: Settings) -> Chunk:
 
     names = [upload.name[:LONGEST_NAME] or str(n) for n, upload in enumerate(uploads)]
     contents = [upload.content for upload in uploads]
-    return _each(contents, read, names, shape)
+    return _each(contents, read, names, shape, until)
 
 
 def _each(
@@ -124,6 +146,7 @@ def _each(
     read: Callable[[Any], NDArray[Any]],
     names: list[str],
     shape: tuple[int, ...],
+    until: float,
 ) -> Chunk:
     """Inputs that are read one by one; what fails is a row of NaN with a note."""
     x, notes = np.full((len(items), *shape), np.nan, np.float32), [""] * len(items)
@@ -136,11 +159,13 @@ def _each(
             notes[row] = " ".join(str(error).split())
 
     for row in range(len(items)):
+        if perf_counter() > until:
+            raise RequestError(503, f"only {row} of {len(items)} inputs were read in time")
         fill(row)
     return Chunk(names, x, notes)
 
 
-def _table(content: bytes, card: Card, settings: Settings) -> Chunk:
+def _table(content: bytes, card: Card, settings: Settings, until: float) -> Chunk:
     if len(card.input_shape) != 1:
         raise RequestError(422, f"a table, but the model reads inputs of shape {card.input_shape}")
     for magic, found in FOREIGN.items():
@@ -163,7 +188,7 @@ def _check_number(rows: int, settings: Settings) -> None:
         raise RequestError(413, f"more than {settings.rows} rows: send fewer at a time")
 
 
-def _rows(content: bytes, card: Card, settings: Settings) -> Chunk:
+def _rows(content: bytes, card: Card, settings: Settings, until: float) -> Chunk:
     """Rows are objects with the model's columns, or arrays; `{"rows": [...]}`, a list, or one."""
     value = parse_json(content)
     rows = value["rows"] if isinstance(value, dict) and "rows" in value else value
@@ -178,7 +203,7 @@ def _rows(content: bytes, card: Card, settings: Settings) -> Chunk:
         values = _values(row, columns) if isinstance(row, Mapping) else row
         return prepared(_numbers(values, shape)[None], card)[0]
 
-    return _each(rows, read, [str(number) for number in range(len(rows))], shape)
+    return _each(rows, read, [str(number) for number in range(len(rows))], shape, until)
 
 
 def _values(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:

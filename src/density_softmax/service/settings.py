@@ -19,7 +19,7 @@ class Settings:
 
     Attributes:
         policy: a .json file of `Policy.save` in place of the policy in the model's file.
-        threads: CPU threads per batch; 0 takes all.
+        threads: CPU threads per batch; 0 takes all but one, which is left to read requests.
         batch: rows that are computed together at most; 1 answers one by one.
         wait: seconds that a request may wait for others to be computed with.
         queue: rows that may wait; more are refused with 429.
@@ -28,8 +28,10 @@ class Settings:
         rows: inputs of a request.
         seconds: from the first byte of a request to its answer.
         token: that requests must carry; None asks for none.
+        hosts: names and addresses under which requests may ask for the service; none allows all.
         state: the folder that monitors are kept in; None keeps them in memory.
         replica: the number of this process among those that share the work.
+        replicas: as many as there may be of them, which share the monitor's false alarms.
         false_alarms: probability of an alarm of the monitor, ever, while nothing has changed.
         recent: unknown inputs that are kept for the page.
         reload: seconds between looks at the files of the models; 0 never looks.
@@ -45,8 +47,10 @@ class Settings:
     rows: int = 1000
     seconds: float = 30.0
     token: str | None = field(default=None, repr=False)
+    hosts: tuple[str, ...] = ()
     state: str | None = None
     replica: int = 0
+    replicas: int = 1
     false_alarms: float = 0.01
     recent: int = 12
     reload: float = 1.0

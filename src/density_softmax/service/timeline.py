@@ -82,28 +82,30 @@ class Timeline:
         return found
 
     @classmethod
-    def merge(cls, lines: Sequence[Timeline]) -> Timeline:
+    def merge(cls, lines: Sequence[Timeline], replicas: int = 1) -> Timeline:
         """Those of several replicas as one.
 
-        The evidence is that of merged monitors: the largest, less the log of their number. An
+        The evidence is that of merged monitors: the largest, less the log of the number that there
+        may be. An
         interval without an input of a replica has its last evidence.
 
         Args:
             lines: of the replicas, which are made as coarse as the coarsest.
+            replicas: as many as there may be.
         """
         merged, lines = cls(), [cls.from_dict(line.to_dict()) for line in lines]
         merged.seconds = max([FINEST, *(line.seconds for line in lines)])
         for line in lines:
             while line.seconds < merged.seconds:
                 line.coarsen()
-        last: dict[int, Interval] = {}
+        last, number = dict[int, Interval](), max(replicas, len(lines))
         for start in sorted({start for line in lines for start in line.intervals}):
             into = merged.intervals[start] = Interval()
-            for number, line in enumerate(lines):
+            for each, line in enumerate(lines):
                 if start in line.intervals:
                     into.add(line.intervals[start].counts)
-                    last[number] = line.intervals[start]
-            into.evidence = _largest((each.evidence for each in last.values()), len(lines))
+                    last[each] = line.intervals[start]
+            into.evidence = _largest((each.evidence for each in last.values()), number)
             into.accuracy = _mean(each.accuracy for each in last.values())
         return merged
 

@@ -7,9 +7,9 @@ process loses neither evidence nor the count of inputs.
 
 from __future__ import annotations
 
-import base64
 import io
 import json
+import math
 import os
 import threading
 from collections import Counter, deque
@@ -27,10 +27,11 @@ from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
 from density_softmax.files import write_text
 from density_softmax.serve.card import Card
+from density_softmax.serve.gallery import original, thumbnail
 from density_softmax.service.timeline import Timeline
 
-THUMBNAIL = 96  # pixels
 MOST_VALUES = 32  # of a row that is kept
+State = Mapping[str, Any]
 
 
 class Unknown(NamedTuple):
@@ -60,6 +61,7 @@ class Watcher:
         state: the file of this process, such as model.0.json; those of the others are beside it.
             None keeps everything in memory.
         replica: the number of this process.
+        replicas: as many as there may be: each has its share of the false alarms.
         recent: unknown inputs that are kept.
     """
 
@@ -71,8 +73,12 @@ class Watcher:
         state: Path | None = None,
         replica: int = 0,
         recent: int = 12,
+        replicas: int = 1,
     ) -> None:
-        self._card, self._state, self._lock = card, state, threading.RLock()
+        self._card, self._state, self._replicas = card, state, replicas
+        # The monitor takes a while to read scores; answers wait for the other lock alone. Whoever
+        # needs both takes that of the monitor first.
+        self._judging, self._lock = threading.RLock(), threading.RLock()
         self.monitor = None if policy is None else Monitor(policy, false_alarms, seed=replica)
         watched = {} if self.monitor is None else self.monitor.watches
         self._experts = {name: n for n, name in enumerate(card.experts) if name in watched}
@@ -81,6 +87,7 @@ class Watcher:
         self._shown: list[dict[str, Any]] = []
         self._log: io.FileIO | None = None
         self._alarmed: float | None = None
+        self._acknowledged = 0.0  # when an alarm was last acknowledged, in seconds since 1970
         self._saved: dict[str, Any] = {}
         if state is not None:
             self._load(state)
@@ -119,67 +126,124 @@ class Watcher:
         self._log.close()
         self._log = None
 
+    def tend(self) -> None:
+        """What is to be done every second: let the monitor read, keep the state."""
+        self._judged(self._others())
+        self.save()
+
     def settle(self) -> None:
         """Let the monitor read the scores that were noted."""
-        with self._lock:
-            pending, self._pending = self._pending, []
+        with self._judging:
+            self._follow()
+            with self._lock:
+                pending, self._pending = self._pending, []
             if self.monitor is None or not pending:
                 return
             epistemic, confidence, *parts = np.concatenate(pending, axis=1)
             experts = dict(zip(self._experts, parts, strict=True))
             self.monitor.update_scores(epistemic, confidence, experts)
-            interval = self._timeline.at(time())
-            interval.evidence = self.monitor.evidence
-            interval.accuracy = self.monitor.accuracy.value
+            with self._lock:
+                interval = self._timeline.at(time())
+                interval.evidence = self.monitor.evidence
+                interval.accuracy = self.monitor.accuracy.value
+
+    def acknowledge(self) -> None:
+        """Begin again: somebody has seen the alarm. The other processes follow within a second."""
+        with self._judging:
+            now = max(time(), math.nextafter(self._acknowledged, math.inf))
+            if self._state is not None:
+                write_text(self._acknowledgement(), repr(now))
+            self._begin_again(now)
+            self.save()
+
+    def _begin_again(self, moment: float) -> None:
+        with self._lock:
+            self._pending.clear()
+        if self.monitor is not None:
+            self.monitor.reset()
+        self._alarmed, self._acknowledged = None, moment
+
+    def _acknowledgement(self) -> Path:
+        """The file in which a process tells the others when an alarm was acknowledged."""
+        assert self._state is not None
+        return self._state.with_name(f"{self._state.name.split('.')[0]}.acknowledged")
+
+    def _follow(self) -> None:
+        """Begin again if another process was told to."""
+        if self._state is None:
+            return
+        with suppress(OSError, ValueError):  # nothing was acknowledged yet
+            moment = float(self._acknowledgement().read_text(encoding="utf-8"))
+            if moment > self._acknowledged:
+                self._begin_again(moment)
 
     def view(self) -> dict[str, Any]:
         """What all processes together know, as JSON values."""
-        own = self.to_dict()
-        states = [own, *self._others()]
-        line = Timeline.merge([Timeline.from_dict(state["timeline"]) for state in states])
+        others = self._others()
+        monitor = self._judged(others)
+        states = [self._kept(), *(state for state, _ in others)]
+        lines = [Timeline.from_dict(state["timeline"]) for state in states]
+        line = Timeline.merge(lines, self._replicas)
         unknown = [each for state in states for each in reversed(state["unknown"])]
         unknown.sort(key=lambda each: -each["time"])
-        found: dict[str, Any] = {
+        return {
             "replicas": len(states),
             "counts": dict(_totals(line)),
             "timeline": line.to_dict(),
             "unknown": unknown[: self._recent],
-            "monitor": None,
+            "monitor": monitor,
         }
-        if own["monitor"] is not None:
-            monitors = [Monitor.from_dict(state["monitor"]) for state in states]
-            known = [state["alarmed"] for state in states if state["alarmed"] is not None]
-            merged = described(monitors)
-            if known or merged["alarm"]:
-                self._alarmed = min([time(), *known])
-            found["monitor"] = {**merged, "alarm": self._alarmed is not None}
-            found["monitor"]["alarmed"] = self._alarmed
-        return found
+
+    def _judged(self, others: Sequence[tuple[State, Monitor | None]]) -> dict[str, Any] | None:
+        """What the monitors of all processes say that know of the last acknowledgement."""
+        with self._judging:
+            self.settle()
+            if self.monitor is None:
+                return None
+            since, monitors, known = self._acknowledged, [self.monitor], [self._alarmed]
+            for state, monitor in others:
+                if monitor is not None and state["acknowledged"] == since:
+                    monitors.append(monitor)
+                    known.append(state["alarmed"])
+            found = described(monitors, self._replicas)
+            alarms = [moment for moment in known if moment is not None]
+            if alarms or found["alarm"]:
+                self._alarmed = min([time(), *alarms])
+            alarm = {"alarm": self._alarmed is not None, "alarmed": self._alarmed}
+            return {**found, **alarm, "acknowledged": since or None}
 
     def to_dict(self) -> dict[str, Any]:
         """The state of this process as JSON values."""
-        with self._lock:
+        with self._judging:
             self.settle()
-            while self._unknown:
-                self._shown.append(_shown(self._unknown.popleft(), self._card))
+            monitor = None if self.monitor is None else self.monitor.to_dict()
+            return {"monitor": monitor, **self._kept()}
+
+    def _kept(self) -> dict[str, Any]:
+        """The state but for the monitor."""
+        with self._judging:
+            with self._lock:
+                found, timeline = list(self._unknown), self._timeline.to_dict()
+                self._unknown.clear()
+            self._shown += [_shown(each, self._card) for each in found]
             self._shown = self._shown[-self._recent :] if self._recent else []
-            return {
-                "monitor": None if self.monitor is None else self.monitor.to_dict(),
-                "timeline": self._timeline.to_dict(),
-                "unknown": list(self._shown),
-                "alarmed": self._alarmed,
-            }
+            moments = {"alarmed": self._alarmed, "acknowledged": self._acknowledged}
+            return {"timeline": timeline, "unknown": list(self._shown), **moments}
 
     def save(self) -> None:
         """Write the state, and begin a new log."""
-        with self._lock:
-            state = self.to_dict()
-            if self._state is None or state == self._saved:
-                return
-            write_text(self._state, json.dumps(state))
-            self._saved = state
-            if self.monitor is not None:
-                self._begin_log(self.monitor.inputs)
+        if self._state is None:
+            return
+        with self._judging:
+            self.settle()  # while answers go on
+            with self._lock:
+                state = self.to_dict()
+                if state == self._saved:
+                    return
+                write_text(self._state, json.dumps(state))
+                self._saved = state
+                if self.monitor is not None:
+                    self._begin_log(self.monitor.inputs)
 
     def close(self) -> None:
         """Write the state a last time."""
@@ -201,7 +265,7 @@ class Watcher:
 
     def retire(self) -> None:
         """Write no more: the file belongs to the watcher of a newer version."""
-        with self._lock:
+        with self._judging:
             self.close()
             self._state = None
 
@@ -213,14 +277,14 @@ class Watcher:
         state.parent.mkdir(parents=True, exist_ok=True)
         self.save()
 
-    def _read(self, values: Mapping[str, Any]) -> None:
+    def _read(self, values: State) -> None:
         if self.monitor is not None and values["monitor"] is not None:
             found = Monitor.from_dict(values["monitor"])
             if not found.is_replica(self.monitor):
                 raise UserError("the state of another policy")
             self.monitor = found
         self._timeline, self._alarmed = Timeline.from_dict(values["timeline"]), values["alarmed"]
-        self._shown = list(values["unknown"])
+        self._shown, self._acknowledged = list(values["unknown"]), values["acknowledged"]
 
     def _read_log(self) -> None:
         if self.monitor is not None and (log := self._log_file(self.monitor.inputs)).is_file():
@@ -243,42 +307,49 @@ class Watcher:
                 old.unlink(missing_ok=True)
         self._log = io.FileIO(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")
 
-    def _others(self) -> list[dict[str, Any]]:
-        """The states of the other processes, as far as they are of the same policy."""
+    def _others(self) -> list[tuple[State, Monitor | None]]:
+        """States and monitors of the other processes, as far as they are of the same policy."""
         if self._state is None:
             return []
-        found = []
+        found: list[tuple[State, Monitor | None]] = []
         for file in sorted(self._state.parent.glob(f"{self._state.name.split('.')[0]}.*.json")):
             if file == self._state:
                 continue
-            try:
+            with suppress(OSError, ValueError, KeyError, TypeError):  # of another version, or gone
                 state = json.loads(file.read_text(encoding="utf-8"))
-                if self._is_replica(state):
-                    found.append(state)
-            except (OSError, ValueError, KeyError):
-                continue
+                kept = state["monitor"]
+                monitor = None if kept is None else Monitor.from_dict(kept)
+                if "acknowledged" in state and self._is_replica(monitor):
+                    found.append((state, monitor))
         return found
 
-    def _is_replica(self, state: Mapping[str, Any]) -> bool:
-        if self.monitor is None or state["monitor"] is None:
-            return self.monitor is None and state["monitor"] is None
-        return self.monitor.is_replica(Monitor.from_dict(state["monitor"]))
+    def _is_replica(self, other: Monitor | None) -> bool:
+        if self.monitor is None or other is None:
+            return self.monitor is other
+        return self.monitor.is_replica(other)
 
 
-def described(monitors: Sequence[Monitor]) -> dict[str, Any]:
+def described(monitors: Sequence[Monitor], replicas: int = 1) -> dict[str, Any]:
     """What the monitors of all processes together say, as JSON values.
+
+    `Monitor.merge` divides the evidence by the number of monitors. If there may be more of them at
+    another time, dividing by the largest number keeps the rate of false alarms.
 
     Args:
         monitors: of replicas.
+        replicas: as many as there may be.
     """
-    merged = Monitor.merge(monitors)
+    merged = monitors[0] if len(monitors) == 1 else Monitor.merge(monitors)
+    absent = math.log(max(1.0, replicas / len(monitors)))
+    evidence, threshold = merged.evidence - absent, -math.log(merged.false_alarms)
+    alone = len(monitors) == 1 and replicas == 1
     return {
         "inputs": merged.inputs,
         "not_finite": merged.not_finite,
-        "evidence": merged.evidence,
-        "threshold": float(-np.log(merged.false_alarms)),
+        "evidence": evidence,
+        "threshold": threshold,
         "false_alarms": merged.false_alarms,
-        "alarm": merged.alarm or (len(monitors) == 1 and monitors[0].alarm),
+        "alarm": evidence >= threshold or (alone and monitors[0].alarm),
         "moved": merged.moved,
         "accuracy": merged.accuracy._asdict(),
         "accuracy_when_calibrated": merged.reliability.accuracy,
@@ -299,31 +370,9 @@ def _shown(unknown: Unknown, card: Card) -> dict[str, Any]:
         "label": unknown.label,
         "typicality": unknown.typicality,
     }
-    raw = np.asarray(unknown.x, np.float64)
-    normalisation = card.normalisation
-    if normalisation is not None:
-        shape = (-1, 1, 1) if normalisation.kind == "images" else (-1,)
-        mean, std = (np.reshape(v, shape) for v in (normalisation.mean, normalisation.std))
-        raw = raw * std + mean
-        if normalisation.kind == "images":
-            return {**found, "image": thumbnail(raw)}
-    values = [float(v) if np.isfinite(v) else None for v in raw.reshape(-1)[:MOST_VALUES]]
-    names = normalisation.columns if normalisation is not None else ()
+    if image := thumbnail(unknown.x, card):
+        return {**found, "image": image}
+    raw = original(unknown.x, card).reshape(-1)[:MOST_VALUES]
+    values = [value if math.isfinite(value) else None for value in raw.tolist()]
+    names = card.normalisation.columns if card.normalisation is not None else ()
     return {**found, "values": values, "columns": list(names[:MOST_VALUES])}
-
-
-def thumbnail(image: NDArray[Any]) -> str:
-    """A small PNG as a data URI.
-
-    Args:
-        image: (channels, height, width) between 0 and 1.
-    """
-    from PIL import Image
-
-    with np.errstate(invalid="ignore"):
-        pixels = np.nan_to_num(np.clip(image, 0, 1) * 255).round().astype(np.uint8)
-    picture = Image.fromarray(np.moveaxis(pixels, 0, -1) if len(pixels) == 3 else pixels[0])
-    picture.thumbnail((THUMBNAIL, THUMBNAIL))
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -89,7 +89,7 @@ class WhitenedDensity(ClosedFormDensity, ABC):
         self.register_buffer("spectrum", torch.ones(num_features))
         self.register_buffer("shrinkage", torch.zeros(()))
         self.register_buffer("log_height", log_height(self.whitening))
-        self._offset = Derived(_offset)
+        self._offset = Derived(whitened_center)
 
     def whitened(self, z: Tensor) -> Tensor:
         """W(z − m), (batch, features), in one operation where float32 allows it."""
@@ -178,8 +178,8 @@ def directions(z: Tensor) -> Tensor:
     return z / torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
 
 
-def _offset(center: Tensor, whitening: Tensor) -> Tensor | None:
-    """−W m, unless it is so large that W z − W m would cancel."""
+def whitened_center(center: Tensor, whitening: Tensor) -> Tensor | None:
+    """−W m, (features,), or None if W z − W m would cancel; m is (features,), W square."""
     if torch.compiler.is_compiling():  # no graph can decide by values
         return None
     offset = -(whitening.double() @ center.double())

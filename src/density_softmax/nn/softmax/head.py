@@ -132,6 +132,15 @@ def entropy_of_logits(logits: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
+def energy_of_logits(logits: Tensor) -> Tensor:
+    """log Σ exp(logits), (..., 1), in half the operations of `torch.logsumexp`.
+
+    Args:
+        logits: (..., classes).
+    """
+    return logits[..., :1] - logits.log_softmax(-1)[..., :1]
+
+
 def nll_of_samples(logits: Tensor, y: Tensor) -> Tensor:
     """−log softmax(logits)_y in float64, (samples,).
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from density_softmax.nn.densities import Density
 from density_softmax.nn.densities.gaussian import WhitenedDensity
 from density_softmax.nn.execution import Derived, at_least_float32, full_precision
+from density_softmax.nn.softmax.head import energy_of_logits
 from density_softmax.training import Stage, on_columns
 
 # The share of held-out samples whose surprise counts as such.
@@ -111,7 +112,7 @@ class Typicality(nn.Module):
         """ℓ_i of each sample, (batch, experts)."""
         found = [self._sums_of_squares(features)] if self._quadratic else self._each(features)
         if self.energy:
-            found.append(logits.logsumexp(-1, keepdim=True))
+            found.append(energy_of_logits(logits))
         return torch.cat(found, dim=-1) if len(found) > 1 else found[0]
 
     def _each(self, features: Tensor) -> list[Tensor]:

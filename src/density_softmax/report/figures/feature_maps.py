@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
@@ -71,6 +70,8 @@ def _map_figure(maps: Sequence[FeatureMap]) -> Figure:
 
 def _embed(z: Tensor, seed: int = 0) -> Array:
     """A point in the plane for each input, (inputs, 2); the same for the same features."""
+    from sklearn.manifold import TSNE
+
     standard = (z.double() - z.double().mean(0)).numpy()
     perplexity = min(PERPLEXITY, (len(standard) - 1) / 3)
     model = TSNE(perplexity=perplexity, init="pca", random_state=seed)

@@ -218,7 +218,14 @@ function tableOf(records) {
 
 // --- the monitor -------------------------------------------------------------------------------
 async function watch() {
-  const found = await ask(`/monitor/${encodeURIComponent(state.model)}`);
+  showMonitor(await ask(`/monitor/${encodeURIComponent(state.model)}`));
+}
+
+async function acknowledge() {
+  showMonitor(await ask(`/monitor/${encodeURIComponent(state.model)}/acknowledge`, { method: "POST" }));
+}
+
+function showMonitor(found) {
   showVerdict(found.monitor);
   const { seconds, intervals } = found.timeline;
   byId("evidence-figure").hidden = !found.monitor;
@@ -229,6 +236,7 @@ async function watch() {
 }
 
 function showVerdict(monitor) {
+  byId("alarm").hidden = !monitor?.alarm;
   if (!monitor) {
     say("serving", "calm");
     byId("verdict").textContent = "This model has no calibration samples to compare with.";
@@ -238,9 +246,9 @@ function showVerdict(monitor) {
   const { alarm, inputs, accuracy } = monitor;
   say(alarm ? "the stream has changed" : "no change seen", alarm ? "alarm" : "calm");
   byId("verdict").replaceChildren(element("strong", {}, alarm ? "The stream has changed." : "No sign of a change."),
-    alarm ? ` The promises of the policy may not have held since ${new Date(1000 * monitor.alarmed).toLocaleString()}.` : ` The chance of a false alarm, ever, is at most ${percent(monitor.false_alarms, 0)}.`);
+    alarm ? ` The promises of the policy may not have held since ${new Date(1000 * monitor.alarmed).toLocaleString()}.` : ` The chance of a false alarm, ever, is at most ${percent(monitor.false_alarms, 0)}.${monitor.acknowledged ? ` The monitor started over ${new Date(1000 * monitor.acknowledged).toLocaleString()}.` : ""}`);
   const facts = { "inputs so far": inputs.toLocaleString("en"), "estimated accuracy": inputs ? `${percent(accuracy.value)} (${percent(accuracy.low)} to ${percent(accuracy.high)})` : "–",
-    "accuracy when calibrated": percent(monitor.accuracy_when_calibrated), "moved most": inputs ? Object.entries(monitor.moved).map(([name, value]) => `${name} ${short(value)}`)[0] : "–" };
+    "accuracy when calibrated": percent(monitor.accuracy_when_calibrated), "moved most": inputs ? Object.entries(monitor.moved).map(([name, value]) => `${name} (evidence ${short(value)})`)[0] : "–" };
   byId("facts").replaceChildren(...Object.entries(facts).flatMap(([term, value]) => [element("dt", {}, term), element("dd", {}, value)]));
 }
 
@@ -328,6 +336,7 @@ byId("row").addEventListener("submit", (event) => {
   const row = named ? Object.fromEntries(columns().map((name, number) => [name, Number.isFinite(numbers[number]) ? numbers[number] : String(fields.get(`c${number}`))])) : numbers;
   predict(JSON.stringify({ rows: [row] }), "application/json");
 });
+byId("acknowledge").addEventListener("click", () => acknowledge().catch((error) => say(error.message, "alarm")));
 byId("files").addEventListener("change", (event) => { send(event.target.files); event.target.value = ""; });
 for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault());
 byId("drop").addEventListener("dragover", () => byId("drop").classList.add("over"));
