@@ -9,12 +9,12 @@ with a ResNet-20 on loopback and send single images; both sides share the machin
 `load`: requests per second of 32 clients, with micro-batching (`--batch 32`) and one by one
 (`--batch 1`) in turn, for binary tensors, JSON and PNG files; CPU time of service and clients per
 request; beside it what the Predictor does without HTTP. `half`: latency at half of the rate that
-was reached. `overload`: five times the rate that can be served, of a ResNet-110, because a
-generator on the same two cores cannot send five times what a ResNet-20 answers. `kill`: one of two
-workers is killed under half of the load. `soak`: `--minutes` at half of the load; memory, errors,
-and whether answers are those of the Predictor.
+was reached. `overload`: five times the rate that can be served, in requests of 16 images: clients
+on the same two cores cannot send five times as many single images as a ResNet-20 answers. `kill`:
+one of two workers is killed under half of the load. `soak`: `--minutes` at half of the load;
+memory, errors, and whether answers are those of the Predictor.
 
-Weights are untrained: nothing here depends on them. `--models DIR` keeps the exported files.
+Weights are untrained: nothing here depends on them. `--models DIR` keeps the exported file.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ SHAPE = (3, 32, 32)
 NAMES = [f"class{number}" for number in range(10)]
 PIXELS = {"kind": "images", "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
 CLIENTS, OVERLOAD = 32, 5
-FLOOD = 512  # clients that overload a service
-DEEP = 110  # layers of the network that is overloaded
+FLOOD, HEAVY = 512, 16  # clients that overload a service, and images of their requests
 SETTLED = 60.0  # seconds after which memory is compared
 NUM_IMAGES = 64
 OUTPUTS = ("probs", "epistemic", "typicality", "label", "action")
@@ -137,13 +136,13 @@ def throughput(file: Path, num_requests: int) -> dict[str, float]:
     }
 
 
-def resnet(folder: Path, args: argparse.Namespace, depth: int = 20) -> Path:
-    """A ResNet with what `attach` adds, and a policy, exported once."""
-    file = Path(args.models or folder) / f"resnet{depth}.onnx"
+def resnet(folder: Path, args: argparse.Namespace) -> Path:
+    """A ResNet-20 with what `attach` adds, and a policy, exported once."""
+    file = Path(args.models or folder) / "resnet20.onnx"
     if file.exists():
         return file
     torch.manual_seed(0)
-    backbone = CifarResNet.Config(depth=depth).build(SHAPE)
+    backbone = CifarResNet.Config(depth=20).build(SHAPE)
     head = torch.nn.Linear(64, 10)
     network = torch.nn.Sequential(backbone, head).eval()
     x = torch.randn(1200, *SHAPE)
@@ -265,10 +264,10 @@ def alone(file: Path) -> Numbers:
     return found
 
 
-def saturation(port: int, bodies: list[bytes], seconds: float) -> float:
+def saturation(port: int, bodies: list[bytes], seconds: float, clients: int = CLIENTS) -> float:
     """Requests per second that clients in a closed loop get answered."""
-    drive(port, bodies, CLIENTS, 1.0)
-    return drive(port, bodies, CLIENTS, seconds).rate
+    drive(port, bodies, clients, 1.0)
+    return drive(port, bodies, clients, seconds).rate
 
 
 def measure_half(folder: Path, args: argparse.Namespace) -> Numbers:
@@ -291,10 +290,11 @@ def measure_half(folder: Path, args: argparse.Namespace) -> Numbers:
 
 def measure_overload(folder: Path, args: argparse.Namespace) -> Numbers:
     """Five times the load that can be served: answered or refused, none lost."""
-    file = resnet(folder, args, DEEP)
-    bodies = forms(Predictor(file))["binary"]
-    with service(file, "--max-queue", 128) as (port, _):
-        most = saturation(port, bodies, args.seconds)
+    file, images = resnet(folder, args), pictures()
+    parts = [images[i : i + HEAVY] for i in range(0, NUM_IMAGES, HEAVY)]
+    bodies = [binary("/v2/models/resnet20/infer", "raw", "UINT8", x, OUTPUTS) for x in parts]
+    with service(file, "--max-queue", 8 * HEAVY) as (port, _):
+        most = saturation(port, bodies, args.seconds, clients=8)
         load = drive(port, bodies, FLOOD, 4 * args.seconds, OVERLOAD * most)
     sent = sum(load.statuses.values())
     return {

@@ -173,7 +173,7 @@ def test_the_curl_commands_of_the_documentation_work(running, tmp_path):
     (tmp_path / "rows.csv").write_text("length,width,height size\n1,2,3\n4,5,6\n")
     page = Path(__file__).parents[2] / "docs" / "serving.md"
     lines = [line for line in page.read_text().splitlines() if line.startswith("curl")]
-    assert len(lines) == 6
+    assert len(lines) == 7
     for line in lines:
         words = [word.replace("http://127.0.0.1:8000", running) for word in shlex.split(line)]
         words[-1] = words[-1].replace("/wine", "/flowers")

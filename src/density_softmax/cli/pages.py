@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from density_softmax.decide.explain import column_effects
+from density_softmax.decide.explain import column_effects, meaning_of
 from density_softmax.errors import UserError
 from density_softmax.files import write_text
 from density_softmax.serve.gallery import Entry, Gallery, shares
@@ -64,7 +64,7 @@ def write_gallery(gallery: Gallery, model: Served, source: Path, page: Path) -> 
         "gallery.html.j2",
         title=f"The most and the least typical of {source.name or source}",
         about=_about(gallery, bool(effects[0] and effects[0][0])),
-        experts=model.card.experts,
+        experts=[(name, meaning_of(name)) for name in model.card.experts],
         colours=COLOURS,
         columns=list(gallery.columns()),
         sections=shown,
@@ -94,8 +94,11 @@ def _about(gallery: Gallery, effects: bool) -> str:
         if effects
         else ""
     )
-    flagged = " Uncertainties in red are above the threshold." if gallery.card.thresholds else ""
-    return f"{gallery.num_inputs:,} inputs{bad}.{flagged}{told}"
+    flagged = " Those in red are above the threshold." if gallery.card.thresholds else ""
+    return (
+        f"{gallery.num_inputs:,} inputs{bad}. Uncertainty here is epistemic: how unlike the "
+        f"training data an input is. It has no unit.{flagged}{told}"
+    )
 
 
 def _shown(gallery: Gallery, entry: Entry, effects: Sequence[float]) -> dict[str, Any]:

@@ -23,6 +23,14 @@ NUM_PATCHES = 8
 ROWS = 256
 # Bars of a picture, and inputs and parts that a text shows.
 NUM_BARS, NUM_ROWS, NUM_PARTS = 12, 5, 3
+# When the experts of Density-Softmax add much, by their names or the beginnings of these.
+MEANINGS = {
+    "layers": "early layers look unusual: noise, blur, another camera",
+    "last": "the last features are far from all training data",
+    "classes/nearest": "it belongs to no class",
+    "classes/relative": "it resembles the classes in general, but no single one",
+    "energy": "no class has a large logit",
+}
 
 
 class Part(NamedTuple):
@@ -169,6 +177,31 @@ class Explanation:
             for panel in panels[2:]:
                 panel.set_axis_off()
         figure.savefig(file)
+
+
+def joined(parts: Sequence[Explanation]) -> Explanation:
+    """The explanations of one batch after another as one.
+
+    Args:
+        parts: at least one, of the same model.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    arrays = ("epistemic", "parts", "columns", "occlusion", "images")
+    found = {name: [getattr(part, name) for part in parts] for name in arrays}
+    if len({each.shape[1:] for each in found["images"] if each is not None}) > 1:
+        raise UserError("images of different sizes: explain those of one size at a time")
+    whole: dict[str, Any] = {n: np.concatenate(v) for n, v in found.items() if v[0] is not None}
+    return replace(parts[0], **whole)
+
+
+def meaning_of(expert: str) -> str:
+    """When an expert adds much to the uncertainty, in words; empty if it is not known.
+
+    Args:
+        expert: its name, such as `last` or `layers/layer1`.
+    """
+    return next((text for name, text in MEANINGS.items() if expert.startswith(name)), "")
 
 
 def _bars(panel: Any, values: Sequence[tuple[str, float]], title: str) -> None:

@@ -55,6 +55,8 @@ class Predictor:
         threads: CPU threads per batch; 0 takes all.
         policy: what to do with predictions, or the .json file of one, in place of the one that
             the file holds.
+        spinning: keep idle threads busy for some milliseconds, ready for the next batch. Turn it
+            off where other threads need the cores.
 
     Attributes:
         card: what the file says about itself.
@@ -64,7 +66,11 @@ class Predictor:
     """
 
     def __init__(
-        self, path: str | Path, threads: int = 0, policy: Policy | str | Path | None = None
+        self,
+        path: str | Path,
+        threads: int = 0,
+        policy: Policy | str | Path | None = None,
+        spinning: bool = True,
     ) -> None:
         self.path = Path(path)
         if self.path.suffix == ".pt2":
@@ -74,7 +80,7 @@ class Predictor:
         if not self.path.is_file():
             found = "not a regular file" if self.path.exists() else "no such file"
             raise UserError(f"{path}: {found}; make it with density_softmax.export")
-        self._session = onnx_session(self.path, threads, name=str(path))
+        self._session = onnx_session(self.path, threads, str(path), spinning)
         texts = self._session.get_modelmeta().custom_metadata_map
         self.card = Card.from_strings(texts, str(path)).with_policy(policy)
         self.policy = self.card.deciding()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -88,7 +89,9 @@ class Model:
         report: Callable[[Outcome, int, float], None],
     ) -> None:
         self.name, self.path, self.stamp = name, path, stamp_of(path)
-        self.predictor = Predictor(path, settings.threads, policy=settings.policy)
+        threads = settings.threads or max(1, (os.cpu_count() or 1) - 1)
+        # Threads that spin would take the cores that read requests.
+        self.predictor = Predictor(path, threads, settings.policy, spinning=False)
         self.version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         state = None
         if settings.state is not None:

@@ -19,7 +19,7 @@ class Settings:
 
     Attributes:
         policy: a .json file of `Policy.save` in place of the policy in the model's file.
-        threads: CPU threads per batch; 0 takes all.
+        threads: CPU threads per batch; 0 takes all but one, which is left to read requests.
         batch: rows that are computed together at most; 1 answers one by one.
         wait: seconds that a request may wait for others to be computed with.
         queue: rows that may wait; more are refused with 429.

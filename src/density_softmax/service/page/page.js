@@ -248,7 +248,7 @@ function showVerdict(monitor) {
   byId("verdict").replaceChildren(element("strong", {}, alarm ? "The stream has changed." : "No sign of a change."),
     alarm ? ` The promises of the policy may not have held since ${new Date(1000 * monitor.alarmed).toLocaleString()}.` : ` The chance of a false alarm, ever, is at most ${percent(monitor.false_alarms, 0)}.${monitor.acknowledged ? ` The monitor started over ${new Date(1000 * monitor.acknowledged).toLocaleString()}.` : ""}`);
   const facts = { "inputs so far": inputs.toLocaleString("en"), "estimated accuracy": inputs ? `${percent(accuracy.value)} (${percent(accuracy.low)} to ${percent(accuracy.high)})` : "–",
-    "accuracy when calibrated": percent(monitor.accuracy_when_calibrated), "moved most": inputs ? Object.entries(monitor.moved).map(([name, value]) => `${name} ${short(value)}`)[0] : "–" };
+    "accuracy when calibrated": percent(monitor.accuracy_when_calibrated), "moved most": inputs ? Object.entries(monitor.moved).map(([name, value]) => `${name} (evidence ${short(value)})`)[0] : "–" };
   byId("facts").replaceChildren(...Object.entries(facts).flatMap(([term, value]) => [element("dt", {}, term), element("dd", {}, value)]));
 }
 
