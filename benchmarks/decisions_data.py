@@ -11,8 +11,9 @@ temperature and scale, another fits policies, and the rest is reported.
 Predictions are kept in OUT/NETWORK, so that a run that was stopped continues. OUT/rows.csv holds
 for every set: coverage and size of sets by score, with weights from half of a shifted set (NaN if
 refused) and refitted on it; shares of actions and errors among answers; the estimated beside the
-true accuracy; inputs until the alarm, beside a windowed Kolmogorov-Smirnov test at the same rate
-of false alarms (medians over streams, infinite if most of them raise none).
+true accuracy, and the two estimates that it is the mean of; inputs until the alarm, beside a
+windowed Kolmogorov-Smirnov test at the same rate of false alarms (medians over streams, infinite if
+most of them raise none).
 
 With --choose no test image is looked at: half of the calibrating images, and the four corruptions
 that CIFAR-10-C calls extra. That is how the estimate of the accuracy was chosen.
@@ -288,10 +289,14 @@ class Judge:
         monitor = ds.Monitor(self.policy, window=len(found.y))
         monitor.update(found)
         low, high = monitor.accuracy.low, monitor.accuracy.high
+        reliability = self.policy.reliability
+        mean, share = reliability.estimates(reliability.sums(found.probs.max(1)))
         truth = float((found.probs.argmax(1) == found.y).mean())
         return values | {
             "accuracy": truth,
             "estimated_accuracy": monitor.accuracy.value,
+            "estimated_accuracy:mean": mean,
+            "estimated_accuracy:share": share,
             "accuracy_in_interval": float(low <= truth <= high),
         }
 
@@ -397,15 +402,14 @@ def _cell(metric: str, values: list[float]) -> str:
 def errors_of_estimates(rows: list[Row]) -> list[str]:
     """The mean absolute error of the estimated accuracy over all shifted sets, by method."""
     values = {(row.recipe, row.method, row.split, row.metric): row.value for row in rows}
-    found: dict[tuple[str, str], list[float]] = {}
+    found: dict[tuple[str, ...], list[float]] = {}
     for (recipe, method, split, metric), value in values.items():
-        if metric == "estimated_accuracy" and "/" in split:
+        if metric.startswith("estimated_accuracy") and "/" in split:
             error = abs(value - values[recipe, method, split, "accuracy"])
-            found.setdefault((recipe, method), []).append(error)
+            found.setdefault((recipe, method, metric), []).append(error)
     return [
-        f"estimated accuracy, {recipe}, {method}: mean absolute error {np.mean(errors):.4f}, "
-        f"largest {max(errors):.3f}"
-        for (recipe, method), errors in found.items()
+        f"{', '.join(names)}: mean absolute error {np.mean(errors):.4f}, largest {max(errors):.3f}"
+        for names, errors in found.items()
     ]
 
 

@@ -118,3 +118,11 @@ def test_descent_survives_json(optimizer: Optimizer, schedule: Schedule) -> None
 def test_descent_is_overridden_by_kind() -> None:
     descent = override(override(Descent(1), "schedule=one_cycle"), "schedule.rise=0.5")
     assert descent == Descent(1, schedule=OneCycle(0.5))
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "expected"), [(10_000, 128), (400, 100), (200, 50), (100, 32), (5, 32)]
+)
+def test_a_small_split_gives_several_steps_an_epoch(num_samples: int, expected: int) -> None:
+    assert Descent(epochs=1, min_batches=4).samples_per_step(num_samples) == expected
+    assert Descent(epochs=1, batch_size=16, min_batches=4).samples_per_step(num_samples) == 16

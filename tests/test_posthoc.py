@@ -443,6 +443,14 @@ def test_a_model_in_half_precision_keeps_it_and_its_answers(precision):
     assert all(part.dtype == torch.float32 and part.isfinite().all() for part in ours)
 
 
+@pytest.mark.parametrize("given", ["train", "calibration"])
+def test_data_that_are_missing_are_named(given):
+    model = build("perceptron")
+    missing = {"train": "calibration", "calibration": "train"}[given]
+    with pytest.raises(UserError, match=f"{missing}= is missing: pass .*data that the model was"):
+        ds.attach(model, **{given: data(model, 100, 1)})
+
+
 def test_a_single_name_of_a_layer_is_refused():
     with pytest.raises(UserError, match=r'layers="hidden" is one name: pass a list'):
         attached(build("perceptron"), "hidden")

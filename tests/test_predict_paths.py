@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import density_softmax as ds
 from density_softmax.errors import DataError, UserError
@@ -40,6 +41,29 @@ def test_an_array_and_a_table_are_predicted_as_their_rows_are(attached, tmp_path
             frame = found.to_pandas()
             assert list(frame["input"]) == list(found.inputs)
             assert "Prediction(" in repr(found)
+
+
+def test_a_loader_and_a_path_are_explained_as_their_rows_are(attached, tmp_path):
+    kind, model, x = attached
+    np.savez(tmp_path / "x.npz", x=x[:6].numpy())
+    expected = model.explain(x[:6], occlusion=False)
+    loader = DataLoader(TensorDataset(x[:6], torch.zeros(6)), batch_size=4)
+    for given in (loader, tmp_path / "x.npz", str(tmp_path / "x.npz")):
+        found = model.explain(given, occlusion=False)
+        assert found.names == expected.names
+        np.testing.assert_allclose(found.parts, expected.parts, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found.parts.sum(1), found.epistemic, rtol=1e-5)
+        if kind == "MLP":
+            np.testing.assert_allclose(found.columns, expected.columns, rtol=1e-3, atol=1e-3)
+
+
+def test_images_of_a_loader_are_explained_with_their_maps():
+    model, train, calibration, (x, _) = trained(*KINDS["ResNet"][:2])
+    made = ds.attach(model, train=train, calibration=calibration, progress=False)
+    found = made.explain(DataLoader(TensorDataset(x[:2]), batch_size=1))
+    assert found.occlusion.shape == (2, *x.shape[2:])
+    with pytest.raises(UserError, match="no batch: there is nothing to explain"):
+        made.explain(DataLoader(TensorDataset(x[:0]), batch_size=1))
 
 
 def test_a_folder_of_images_needs_to_be_told_how_they_are_normalised(tmp_path):

@@ -1,5 +1,6 @@
 """More training data: the model is the one that fitting on all of them gives."""
 
+import copy
 import warnings
 
 import pytest
@@ -10,7 +11,9 @@ import density_softmax as ds
 from density_softmax.errors import CalibrationWarning, UserError
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import FlowDensity, GaussianDensity, GaussianMixtureDensity
+from density_softmax.posthoc import smallest_digests
 from density_softmax.training import Descent
+from density_softmax.updating import _share
 
 CLASSES, WIDTH = 3, 5
 Data = tuple[Tensor, Tensor]
@@ -39,7 +42,8 @@ def attached(train: Data, method="density_softmax", calibration: Data = HELDOUT)
 
 
 def config(density, **fields) -> DensitySoftmax.Config:
-    return DensitySoftmax.Config(density=density, representation=None, head=None, **fields)
+    fields = {"representation": None, "head": None, **fields}
+    return DensitySoftmax.Config(density=density, **fields)
 
 
 METHODS = {
@@ -111,8 +115,54 @@ def test_a_file_without_sums_is_smaller_and_cannot_be_updated(tmp_path):
     model.save(tmp_path / "small.safetensors", updatable=False)
     sizes = [(tmp_path / f"{n}.safetensors").stat().st_size for n in ("small", "whole")]
     assert sizes[0] < sizes[1]
-    with pytest.raises(UserError, match="no sums of stage 'density'"):
-        ds.load(tmp_path / "small.safetensors", network()).update(NEW)
+    small = ds.load(tmp_path / "small.safetensors", network())
+    with pytest.raises(UserError, match=r"no sums of stage .density..* pass before="):
+        small.update(NEW)
+    small.update(NEW, calibration=HELDOUT, before=OLD)
+    with pytest.raises(UserError, match="omit before="):
+        model.update(NEW, calibration=HELDOUT, before=OLD)
+    model.update(NEW, calibration=HELDOUT)
+    ours, theirs = small.predict(2 * HELDOUT[0]), model.predict(2 * HELDOUT[0])
+    torch.testing.assert_close(ours.epistemic, theirs.epistemic, rtol=1e-5, atol=1e-5)
+
+
+def test_a_trained_model_without_sums_is_updated_from_its_training_data():
+    """As that of a run, whose checkpoints hold none."""
+    descent = Descent(epochs=1, batch_size=32)
+    settings = config(GaussianDensity.Config(), representation=descent)
+    torch.manual_seed(0)
+    model = settings.build(nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU()), CLASSES, OLD[0][:2])
+    ds.fit(model, OLD, HELDOUT, progress=False)
+    run = copy.deepcopy(model)
+    run.sums = {}
+    model.update(NEW, calibration=HELDOUT)
+    run.update(NEW, calibration=HELDOUT, before=OLD)
+    for name, each in model.state_dict().items():
+        torch.testing.assert_close(run.state_dict()[name], each)
+
+
+@pytest.mark.filterwarnings("ignore::density_softmax.errors.CalibrationWarning:torch")
+def test_samples_that_are_known_already_are_noticed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        model = attached(OLD)
+    state = {name: each.clone() for name, each in model.state_dict().items()}
+    for data, calibration in ((HELDOUT, None), (NEW, OLD), (NEW, NEW)):
+        with pytest.raises(UserError, match="100% of the calibration samples are training samples"):
+            model.update(data, calibration=calibration)
+    assert all(each.equal(state[name]) for name, each in model.state_dict().items())
+    with pytest.warns(CalibrationWarning, match="about 57% of the new training samples are in"):
+        model.update(both(OLD, NEW), calibration=HELDOUT)
+    with pytest.warns(CalibrationWarning, match="about 100% of the new"):
+        model.update(NEW, calibration=HELDOUT)
+
+
+def test_of_many_samples_a_few_digests_are_enough():
+    everyone = torch.randperm(100_000, generator=torch.Generator().manual_seed(0))
+    known = torch.tensor(smallest_digests(everyone[:50_000]))
+    assert len(known) == 512
+    assert _share(everyone[25_000:75_000], known) == pytest.approx(0.5, abs=0.1)
+    assert _share(everyone[50_000:], known) == 0
 
 
 @pytest.mark.filterwarnings("ignore::density_softmax.errors.CalibrationWarning")

@@ -35,7 +35,7 @@ from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.methods.posthoc import PostHocConfig
 from density_softmax.nn.backbones.headless import Headless, unwrapped
 from density_softmax.nn.execution import seeded
-from density_softmax.nn.finding import NUM_PROBED, find_head, probe, shallow_layers
+from density_softmax.nn.finding import NUM_PROBED, device_of, find_head, probe, shallow_layers
 from density_softmax.nn.softmax.head import Head
 from density_softmax.recipes.attach import closed_form
 from density_softmax.types import NUM_DIGESTS, Calibration, Inputs, Source
@@ -80,8 +80,8 @@ def attach(
 def attach(
     model: nn.Module | ClassifierMixin,
     *,
-    train: Any,
-    calibration: Any,
+    train: Any = None,
+    calibration: Any = None,
     head: str | None = None,
     layers: Sequence[str] | None = None,
     method: str | MethodConfig = DEFAULT,
@@ -129,6 +129,7 @@ def attach(
             again. The files are removed at the end.
         progress: draw progress bars, and print NLL and ECE before and after.
     """
+    _check_given(train, calibration)
     if not isinstance(model, nn.Module):
         network = {"head": head, "layers": layers, "method": method, "policy": policy}
         _refuse(**network, engine=engine, directory=directory)
@@ -153,10 +154,20 @@ def attach(
     return attached
 
 
+def _check_given(train: Any, calibration: Any) -> None:
+    if train is None:
+        raise UserError("train= is missing: pass the data that the model was trained on")
+    if calibration is None:
+        raise UserError(
+            "calibration= is missing: pass in-domain data that the model was not trained on, such "
+            "as a validation set; of its training data a model is too sure"
+        )
+
+
 def _refuse(**settings: Any) -> None:
     """Refuse settings that only a network has."""
     for name, value in settings.items():
-        if value not in (None, DEFAULT, ()):
+        if value not in (None, DEFAULT, (), []):
             raise UserError(f"{name}: only a torch model has it; omit it for another classifier")
 
 
@@ -174,25 +185,13 @@ def found_in(
     model = unwrapped(model)
     if isinstance(model, nn.Linear):  # whose name is no name
         raise UserError("the model is a single nn.Linear: pass nn.Sequential(model)")
-    device = _device_of(model)
+    device = device_of(model)
     rows = range(min(NUM_PROBED, len(train)))
     x = next(train.read([rows], device)).x
     probed = probe(model, _finite(x))
     site = find_head(probed, head)
     chosen = shallow_layers(probed, site, len(train)) if layers is None else tuple(layers)
     return Headless(model, site), chosen, x[:1]
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    """Where the model is; refuse one that cannot compute, or not with what is fitted to it."""
-    weights = [each for each in model.parameters() if each.is_floating_point()]
-    if not weights:
-        raise UserError(f"the model, a {type(model).__name__}, has no weights: pass a trained one")
-    if weights[0].is_meta:
-        raise UserError("the model is on the device meta, without weights: load them first")
-    if weights[0].dtype == torch.float64:
-        raise UserError("the model computes in torch.float64: pass model.float()")
-    return weights[0].device
 
 
 def _finite(x: Tensor | Inputs) -> Tensor | Inputs:
@@ -320,6 +319,7 @@ def fit_calibrated(
         before=before,
         warnings=tuple(weaknesses),
         digests=smallest_digests(rows["heldout"]["digest"]),
+        train_digests=smallest_digests(rows["train"]["digest"]),
         **measured(method, heldout, splits[1], seed, rows_at_once(engine)),
     )
     if own is not None:
@@ -349,7 +349,7 @@ def measured(
 
 
 def smallest_digests(digests: Tensor) -> tuple[int, ...]:
-    """Those that a calibration keeps of its samples.
+    """Those that are kept of the samples of a set.
 
     Args:
         digests: of all samples, (samples,).

@@ -223,6 +223,7 @@ class Calibration:
         digests: the smallest 64-bit digests of the calibration inputs, ascending, by which they
             are known again: all of them, or `NUM_DIGESTS`.
         reference: the most typical calibration sample, if samples are rows of numbers.
+        train_digests: those of the training inputs.
     """
 
     head: str
@@ -236,6 +237,7 @@ class Calibration:
     typical: Ranks
     digests: tuple[int, ...] = ()
     reference: tuple[float, ...] = ()
+    train_digests: tuple[int, ...] = ()
 
     @property
     def thresholds(self) -> dict[float, float]:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import shlex
 import warnings
 from collections import OrderedDict
 
@@ -11,8 +12,10 @@ import torch
 from fenced_blocks import PAGES, blocks, name
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
 
 import density_softmax as ds
+from density_softmax.cli.main import app
 
 WITH_PYTHON = [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
 NUMBER = re.compile(r"\d+\.\d+")
@@ -128,6 +131,9 @@ GIVEN = {
 }
 
 
+# Pages whose commands are run too, with the files that their Python has written.
+WITH_COMMANDS = ("docs/start.md", "docs/vision.md")
+
 # Packages that a page is about, and that not everybody has.
 NEEDS = {"docs/text.md": "transformers", "docs/lightning.md": "lightning"}
 
@@ -150,6 +156,16 @@ def test_the_python_of_a_page_runs_and_prints_what_it_says(page, tmp_path, monke
             with contextlib.redirect_stdout(io.StringIO()) as stream:
                 exec(code, names)
             printed = stream.getvalue()
+        if language in ("", "bash") and name(page) in WITH_COMMANDS:
+            run_commands(text)
+
+
+def run_commands(text):
+    """Those of a block that need no environment of their own."""
+    for line in text.splitlines():
+        if line.startswith("density-softmax "):
+            result = CliRunner().invoke(app, shlex.split(line)[1:])
+            assert result.exit_code == 0, (line, result.output, result.exception)
 
 
 def assert_alike(printed, said):

@@ -1,11 +1,12 @@
 """A new method is one class and one entry in a recipe; everything else finds it."""
 
 import copy
-from dataclasses import dataclass
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import density_softmax as ds
 from density_softmax import benchmark
@@ -14,39 +15,23 @@ from density_softmax.methods.base import Method, MethodConfig
 from density_softmax.recipes import Recipe, get_recipe, prepare, toy
 from density_softmax.report import write_report
 from density_softmax.runs import Run
-from density_softmax.training import Descent, Stage
-from density_softmax.types import Prediction
 
 SHORT = ("data.num_points=80", "encoder.depth=2", "encoder.width=8", "method.descent.epochs=2")
 
 
 @pytest.fixture
 def new_method(monkeypatch: pytest.MonkeyPatch) -> type[Method]:
-    """Written as a file of `methods/` would be; the registries forget it after the test."""
+    """The one of the documentation; the registries forget it after the test."""
     len(MethodConfig.members)  # imports all of them, which happens only once
     monkeypatch.setattr(MethodConfig, "members", copy.deepcopy(MethodConfig.members))
 
-    class DistantSoftmax(Method):
-        """softmax(g(z)); epistemic is the length of z."""
-
-        @dataclass(frozen=True)
-        class Config(MethodConfig, kind="distant_softmax", title="Distant Softmax"):
-            """The training."""
-
-            descent: Descent = Descent(epochs=100)
-
-        config: Config
-
-        def stages(self) -> tuple[Stage, ...]:
-            return (self.train_stage(self.config.descent),)
-
-        def forward(self, x: Tensor) -> Prediction:
-            z = self.features(x)
-            probs = self.head(z).softmax(-1)
-            return Prediction(probs, -(probs * probs.log()).sum(-1), z.norm(dim=-1))
-
-    monkeypatch.setitem(toy.METHODS, "distant_softmax", DistantSoftmax.Config)
-    return DistantSoftmax
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(code, names)
+    found: type[Method] = names["DistantSoftmax"]
+    monkeypatch.setitem(toy.METHODS, "distant_softmax", found.Config)
+    return found
 
 
 def test_it_is_known_by_its_kind_and_its_name(new_method: type[Method]) -> None:

@@ -113,3 +113,34 @@ def test_parts_add_up_for_a_method_that_draws_samples():
     method.mark_fitted()
     found = method.explain(torch.randn(600, 2))
     assert (found.parts.sum(1) == found.epistemic).all()
+
+
+@pytest.mark.filterwarnings("ignore::density_softmax.errors.CalibrationWarning")
+def test_a_monitor_of_the_layers_names_the_one_that_moved():
+    """One of two branches reads an input that has changed."""
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(2, 4), nn.Linear(3, 4)
+            self.head = nn.Linear(8, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.cat([self.left(x[:, :2]), self.right(x[:, 2:])], 1).tanh())
+
+    torch.manual_seed(0)
+    x, y = torch.randn(900, WIDTH), torch.arange(900) % CLASSES
+    model = ds.attach(
+        Branches(),
+        train=(x[:300], y[:300]),
+        calibration=(x[300:600], y[300:600]),
+        layers=("left", "right"),
+        progress=False,
+    )
+    policy = ds.Policy.fit(model, (x[600:700], y[600:700]))
+    monitor = ds.Monitor(policy, experts=model.explain(x[600:700]).layers)
+    changed = x[850:] + 3 * torch.eye(WIDTH)[4]
+    monitor.update(model.predict(changed), experts=model.explain(changed).layers)
+    moved = [name for name in monitor.moved if name in ("left", "right")]
+    assert moved == ["right", "left"]
+    assert monitor.moved["right"] > monitor.moved["left"] + 10

@@ -16,6 +16,7 @@ from test_densities import batches, estimate, run
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
+from density_softmax.config import ConfigError
 from density_softmax.errors import UserError
 from density_softmax.nn.densities import (
     ClassAwareDensity,
@@ -29,6 +30,7 @@ from density_softmax.nn.densities.gaussian import (
     WhitenedDensity,
 )
 from density_softmax.nn.densities.mixtures import whitening
+from density_softmax.types import Batch
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -380,3 +382,21 @@ def test_a_class_aware_density_that_is_shrunk_stays_what_it_is() -> None:
     estimate(second, batches(fresh, 64, y))
     assert density.shrinkage == chosen
     torch.testing.assert_close(density.experts(z), expected)
+
+
+@pytest.mark.parametrize("least", [0.0, 0.5, 1.0])
+def test_the_least_shrinkage_bounds_what_held_out_data_ask_for(least: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(5000, 4, generator=generator) @ torch.randn(4, 4, generator=generator)
+    y = torch.zeros(len(z), dtype=torch.long)
+    density = GaussianDensity.Config(least_shrinkage=least).build(4, 2)
+    for stage in density.stages():
+        stage.finish(stage.statistics(Batch(z, y)))
+    found = density.shrinkage.item()
+    assert found == least if least else found < 0.01
+    covariance = torch.linalg.inv(density.whitening.double().T @ density.whitening.double())
+    expected = torch.cov(z.double().T, correction=0)
+    shrunk = expected * (1 - found + found * torch.eye(4))
+    torch.testing.assert_close(covariance, shrunk, rtol=1e-3, atol=1e-4)
+    with pytest.raises(ConfigError, match=r"least_shrinkage=1\.5: choose one from 0 to 1"):
+        GaussianDensity.Config(least_shrinkage=1.5)

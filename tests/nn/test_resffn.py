@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from density_softmax.nn.backbones.resffn import ResFFN
+from density_softmax.nn.backbones.resffn import ResFFN, SmoothClip
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +61,14 @@ def test_layer_names_name_the_blocks_and_the_last_gives_the_features() -> None:
 def test_inputs_that_are_no_vectors_are_refused(input_shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"ResFFN reads vectors, not inputs of shape \("):
         ResFFN.Config().build(input_shape)
+
+
+def test_a_smooth_clip_is_the_identity_near_0_and_its_limit_far_away() -> None:
+    clip = SmoothClip(3.0)
+    x = torch.cat([-torch.logspace(38, -6, 200), torch.logspace(-6, 38, 200)])
+    assert (clip(x).diff() > -1e-6).all()
+    assert (clip(x).diff() <= x.diff() + 1e-6).all()
+    torch.testing.assert_close(clip(-x), -clip(x))
+    torch.testing.assert_close(clip(x[200:220]), x[200:220], rtol=0.01, atol=0)
+    torch.testing.assert_close(clip(torch.tensor([1e6, torch.inf])), torch.full((2,), 3.0))
+    assert ResFFN(2, depth=1, width=4, clip=3.0)(torch.tensor([[1e30, -1e30]])).isfinite().all()

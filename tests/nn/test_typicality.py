@@ -108,3 +108,20 @@ def test_contributions_add_up_to_the_surprise_and_have_names(aware: bool) -> Non
     classes = ("classes/nearest", "classes/relative")
     assert typicality.names == ("last", *classes * aware, "energy")
     assert evidence.contributions.shape == (500, len(typicality.names))
+
+
+@pytest.mark.parametrize("classes_scale", [True, False])
+def test_class_aware_densities_scale_logits_only_if_they_are_asked_to(classes_scale: bool) -> None:
+    typicality = class_aware()
+    z, _ = features(100, seed=2)
+    chosen = Typicality(
+        {name: (density, c) for name, density, c in typicality.readers()}, True, classes_scale
+    )
+    experts = chosen.experts(z, logits_of(z))
+    chosen.fit(experts)
+    moved = experts.clone()
+    moved[:, 1] -= 100
+    before, after = chosen.combined(experts), chosen.combined(moved)
+    assert (after.log_prob < before.log_prob).all() == classes_scale
+    assert torch.equal(after.log_prob, before.log_prob) != classes_scale
+    assert (after.surprise > before.surprise).all()

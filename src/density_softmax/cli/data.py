@@ -62,9 +62,9 @@ def fetch(
     names: Annotated[list[str], typer.Argument(help="Names from `density-softmax data list`.")],
     root: Root = None,
 ) -> None:
-    """Download sets from their official homes, check and unpack them.
+    """Download data sets from their official homes, check and unpack them.
 
-    A download that broke off is continued. Without a network, put the file that the error
+    Interrupted downloads continue. Without a network, put the file that the error
     message names where it says, and run the command again.
     """
     from density_softmax.data.catalog import entry

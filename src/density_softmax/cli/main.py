@@ -56,7 +56,9 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs, figures and report.")] = Path(
         "runs/demo"
     ),
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to average over.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of seeds; from 3 on, differences are tested.")
+    ] = 3,
 ) -> None:
     """Train ERM and Density-Softmax on two moons, and write figures and a report.
 
@@ -257,7 +259,7 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
     against: Annotated[
         str | None,
-        typer.Option(help="Also the difference of each method from this one, with intervals."),
+        typer.Option(help="Also show differences from this method, with intervals."),
     ] = None,
 ) -> None:
     """Turn run directories into tables (text, CSV, LaTeX), figures and one HTML page.

@@ -16,16 +16,16 @@ def export(
     run: Annotated[Path, typer.Argument(help="A finished run directory.")],
     file: Annotated[Path, typer.Argument(help="The file to write: FILE.onnx or FILE.pt2.")],
     int8: Annotated[
-        bool, typer.Option("--int8", help="Encoder in 8 bits, with what that changes.")
+        bool, typer.Option("--int8", help="Quantise the encoder to 8 bits, and show what changes.")
     ] = False,
     coverage: Annotated[
-        float | None, typer.Option(help="Make sets that hold the true label so often.")
+        float | None, typer.Option(help="Share of prediction sets that hold the true label.")
     ] = None,
     max_error: Annotated[
-        float | None, typer.Option(help="Answer only if at most so many answers are wrong.")
+        float | None, typer.Option(help="Largest share of answers that may be wrong.")
     ] = None,
     false_alarms: Annotated[
-        float | None, typer.Option(help="Call at most so many known inputs unknown.")
+        float | None, typer.Option(help="Largest share of known inputs called unknown.")
     ] = None,
     policy: Annotated[
         Path | None, typer.Option(help="A policy's .json file, in place of these three.")
@@ -35,9 +35,9 @@ def export(
 
     The file is written only if it answers like the model, at batch sizes 1 and 7. Prefer .onnx: a
     .pt2 file can execute code when torch loads it. --coverage, --max-error and --false-alarms fit
-    a policy to the run's held-out data: half of them then sets temperature and scale again, and
-    the other half fits the policy. Without these three the file still knows how typical an input
-    is, and 5 % of inputs drawn like the held-out data are called unknown.
+    a policy to the run's held-out data: temperature and scale are fitted again on one half, and
+    the policy on the other. Without these options the file still knows how typical an input is,
+    and calls 5 % of inputs like the held-out data unknown.
 
     For example
 
@@ -110,15 +110,15 @@ def monitor(
         Path | None, typer.Option(help="A folder for a page and a figure over time.")
     ] = None,
     reset: Annotated[
-        bool, typer.Option("--reset", help="Start over after an alarm was dealt with.")
+        bool, typer.Option("--reset", help="Start over, after you have dealt with an alarm.")
     ] = False,
 ) -> None:
     """Has the world changed? Read a stream of predictions; the exit code is 3 after an alarm.
 
-    Call it with each new file of predictions: the evidence in the state file goes on. Of a folder,
-    what is new since the last call is read; images are predicted by the .onnx file. The
-    probability that it ever raises an alarm while nothing has changed is at most --false-alarms,
-    however long the stream is and however often it is looked at.
+    Call it with each new file of predictions; the state file carries the evidence from call to
+    call. In a folder, only files that are new since the last call are read, and images are
+    predicted with the .onnx file. If nothing changes, the probability that an alarm is ever
+    raised is at most --false-alarms, however long the stream is and however often you look.
 
     For example `density-softmax monitor policy.json labels.csv --state monitor.json --out watch`
     """

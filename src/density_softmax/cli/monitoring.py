@@ -93,12 +93,12 @@ def summary(monitor: Monitor) -> dict[str, str]:
         "accuracy when calibrated": f"{monitor.reliability.accuracy:.1%}",
     }
     moved = ", ".join(f"{name} {value:.2f}" for name, value in monitor.moved.items())
-    most, meaning = next(iter(monitor.moved)), meaning_of(next(iter(monitor.moved)))
-    return {
-        **found,
-        "moved most": f"{most}: {meaning}" if meaning else most,
-        "evidence of each score": moved,
-    }
+    if monitor.alarm:
+        # The two scores that raise an alarm sum up all experts: an expert says more.
+        names = [name for name in monitor.moved if name not in COLUMNS] or [*monitor.moved]
+        meaning = meaning_of(names[0])
+        found["moved most"] = f"{names[0]}: {meaning}" if meaning else names[0]
+    return {**found, "evidence of each score": moved}
 
 
 def write_page(monitor: Monitor, out: Path) -> Path:
@@ -148,7 +148,8 @@ def _read_file(monitor: Monitor, stream: Path) -> None:
                 key: np.array([_number(row, key, name) for row in batch])
                 for key in (*COLUMNS, *sorted(told))
             }
-            monitor.update_scores(*(columns.pop(key) for key in COLUMNS), columns)
+            epistemic, confidence = (columns.pop(key) for key in COLUMNS)
+            monitor.update_scores(epistemic, confidence, columns)
 
 
 def _read_folder(monitor: Monitor, model: Path, folder: Path, state: Path) -> None:

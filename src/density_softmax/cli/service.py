@@ -12,8 +12,8 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 Models = Annotated[list[Path], typer.Argument(help="Exported .onnx files.", metavar="MODEL...")]
-Host = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every one.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")]
 PolicyFile = Annotated[
     Path | None, typer.Option(help="A .json of `Policy.save`, in place of the model's own.")
 ]
@@ -37,18 +37,20 @@ TokenFile = Annotated[
 ]
 AllowHost = Annotated[
     list[str] | None,
-    typer.Option(help="A further name under which requests may ask, such as that of a proxy."),
+    typer.Option(help="Another host name that requests may use, such as a proxy's."),
 ]
 Batch = Annotated[
-    int, typer.Option(min=1, help="Rows computed together at most; 1 answers one by one.")
+    int, typer.Option(min=1, help="Most rows computed together; 1 answers one by one.")
 ]
 Wait = Annotated[float, typer.Option(min=0, help="Milliseconds to wait for other requests.")]
-MaxQueue = Annotated[int, typer.Option(min=1, help="Rows; when so many wait, 429 is answered.")]
-MaxRows = Annotated[int, typer.Option(min=1, help="Inputs of a request.")]
-MaxMegabytes = Annotated[float, typer.Option(min=0.001, help="Megabytes of a request.")]
-MaxPixels = Annotated[int, typer.Option(min=1, help="Pixels of an image.")]
+MaxQueue = Annotated[
+    int, typer.Option(min=1, help="Rows that may wait; beyond, the answer is 429.")
+]
+MaxRows = Annotated[int, typer.Option(min=1, help="Most inputs in a request.")]
+MaxMegabytes = Annotated[float, typer.Option(min=0.001, help="Most megabytes in a request.")]
+MaxPixels = Annotated[int, typer.Option(min=1, help="Most pixels in an image.")]
 MaxSeconds = Annotated[
-    float, typer.Option(min=0.01, help="Seconds of a request, from first byte to answer.")
+    float, typer.Option(min=0.01, help="Most seconds from first byte to answer.")
 ]
 FalseAlarms = Annotated[
     float, typer.Option(help="Probability of a monitor's alarm, ever, if nothing changes.")
@@ -89,13 +91,13 @@ def serve(
     `/openapi.json` describes everything. Decisions are those of the policy in the file, or of
     `--policy`; one that promises nothing calls 5 % of inputs drawn like its data unknown.
 
-    Requests that wait together are computed together. What is too much is refused with a reason,
-    what is accepted is answered, also after Ctrl-C. A file that changes is loaded without
-    dropping a request. With `--workers` several processes share the port; one that dies is
-    started again and its monitor goes on. Their monitors share `--false-alarms`.
+    Requests that arrive together are computed together. Requests beyond the limits below are
+    refused with a reason; accepted ones are answered, even after Ctrl-C. If a model file changes,
+    it is loaded again without dropping a request. With `--workers`, several processes share the
+    port; one that dies is restarted and keeps its monitor. Their monitors share `--false-alarms`.
 
-    With `--engine ray` the service runs on the cluster of $RAY_ADDRESS, whose machines share the
-    files, or on one made of this machine: one replica, and up to `--workers` under load.
+    With `--engine ray`, the service runs on the cluster at $RAY_ADDRESS, whose machines share the
+    files, or on one started on this machine: one replica, and up to `--workers` under load.
 
     Only this machine can connect unless `--host` says otherwise. Set a token then, and put a
     server with TLS before it. On this machine requests must ask for localhost or its address;

@@ -179,6 +179,22 @@ class Explanation:
         figure.savefig(file)
 
 
+def joined(parts: Sequence[Explanation]) -> Explanation:
+    """The explanations of one batch after another as one.
+
+    Args:
+        parts: at least one, of the same model.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    arrays = ("epistemic", "parts", "columns", "occlusion", "images")
+    found = {name: [getattr(part, name) for part in parts] for name in arrays}
+    if len({each.shape[1:] for each in found["images"] if each is not None}) > 1:
+        raise UserError("images of different sizes: explain those of one size at a time")
+    whole: dict[str, Any] = {n: np.concatenate(v) for n, v in found.items() if v[0] is not None}
+    return replace(parts[0], **whole)
+
+
 def meaning_of(expert: str) -> str:
     """When an expert adds much to the uncertainty, in words; empty if it is not known.
 

@@ -220,16 +220,25 @@ class Reliability:
         variance = (confidence * (1 - confidence)).sum()
         return np.array([len(confidence), confidence.sum(), reached, variance], np.float64)
 
+    def estimates(self, sums: Floats) -> tuple[float, float]:
+        """By the mean of confidences, and by the share of them that reach the threshold.
+
+        Args:
+            sums: of `sums`, of at least one input.
+        """
+        count, sure, reached, _ = sums.tolist()
+        return sure / count - self.mean_gap, reached / count - self.share_gap
+
     def estimate(self, sums: Floats) -> Estimate:
         """The accuracy of inputs.
 
         Args:
             sums: of `sums`, added up over any number of inputs.
         """
-        count, sure, reached, variance = sums.tolist()
+        count, _, _, variance = sums.tolist()
         if not count:
             return Estimate(self.accuracy, 0.0, 1.0)
-        mean, share = sure / count - self.mean_gap, reached / count - self.share_gap
+        mean, share = self.estimates(sums)
         noise = NormalDist().inv_cdf(0.975) * math.hypot(math.sqrt(variance) / count, self.error)
         value, width = (mean + share) / 2, abs(mean - share) / 2 + noise
         return Estimate(*(min(max(x, 0.0), 1.0) for x in (value, value - width, value + width)))

@@ -94,14 +94,9 @@ class DensitySoftmax(FeatureMethod):
 
     def stages(self) -> tuple[Stage, ...]:
         """Algorithm 1: representation, density, scale, head."""
-        scale = Estimate(
-            "scale",
-            statistics=self._scale_statistics,
-            finish=self._fit_scale,
-            reduce="concat",
-            on="features",
-            split=self.scale.fitted_on,
-        )
+        split = self.scale.fitted_on
+        estimates = (self._scale_statistics, self._fit_scale)
+        scale = Estimate("scale", *estimates, reduce="concat", on="features", split=split)
         before = (*self._representation(), *self._density_stages(), scale)
         if self.config.head is None:
             return before
@@ -153,7 +148,8 @@ class DensitySoftmax(FeatureMethod):
     def parts(self, x: Tensor) -> tuple[Tensor, tuple[Part, ...]]:
         """The surprise as a sum over the channels that the experts read."""
         features, channels = self.named_features(x)
-        return divide(self.typicality, features, self.head.raw(self.last(features)), channels)
+        found = self.evidence(features, self.head.raw(self.last(features)))
+        return divide(self.typicality, features, found[-1], channels)
 
     def representation_loss(self, batch: Batch) -> Tensor:
         """Eq. 4: cross entropy + λ E(‖∂f/∂x‖ − 1)²."""

@@ -6,7 +6,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,11 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from density_softmax.decide.explain import (
-    Explanation,
-    Part,
-    occlusion_maps,
-)
+from density_softmax.decide.explain import Explanation, Part
 from density_softmax.decide.policy import Policy
 from density_softmax.errors import UserError
 from density_softmax.nn import batches as batching
@@ -34,6 +30,7 @@ from density_softmax.nn.execution import (
     first_parameter,
     seeded,
 )
+from density_softmax.nn.explaining import explained_inputs
 from density_softmax.serve.batches import SMALLEST
 from density_softmax.serve.batches import batch_size as chosen
 from density_softmax.serve.card import Card, Normalisation
@@ -41,7 +38,6 @@ from density_softmax.serve.inputs import read_chunks
 from density_softmax.types import Calibration, Inputs, Prediction, tensors_of, without_labels
 
 C = TypeVar("C", bound="Classifier")
-Floats = NDArray[np.float64]
 # Inputs of a path that are in memory at once.
 PATH_BATCH = 64
 
@@ -204,13 +200,24 @@ class Classifier(nn.Module, ABC):
         if isinstance(x, DataLoader):
             batches = (without_labels(batch) for batch in x)
             return self._predict_all(batches, seed, progress, len(x), batch_size)
-        x = self._as_batch(x)
-        # Modes and generators are those of all threads, and not every encoder can be shared.
-        with self._lock, evaluating(self), seeded(seed, x.device):
+        x = self.as_batch(x)
+        with self.served(seed, x.device):
             try:
                 return self._answer(self._in_batches(x, batch_size))
             except (RuntimeError, IndexError) as error:
                 raise explained(error, x, self.example_shape, self.example_dtype) from error
+
+    @contextmanager
+    def served(self, seed: int | None, device: torch.device) -> Iterator[None]:
+        """A context in which one thread at a time has the model, in evaluation mode.
+
+        Args:
+            seed: of a method that draws samples; None leaves the generators alone.
+            device: where the inputs are.
+        """
+        # Modes and generators are those of all threads, and not every encoder can be shared.
+        with self._lock, evaluating(self), seeded(seed, device):
+            yield
 
     def _answer(self, prediction: Prediction) -> Answer:
         answer = Answer(*prediction).made_of(prediction.contributions)
@@ -219,7 +226,12 @@ class Classifier(nn.Module, ABC):
         answer.experts = () if prediction.contributions is None else self.experts
         return answer
 
-    def _as_batch(self, x: Any) -> Tensor | Inputs:
+    def as_batch(self, x: Any) -> Tensor | Inputs:
+        """Inputs as the network takes them, on its device.
+
+        Args:
+            x: a batch of inputs, as for `predict`.
+        """
         like, several = first_parameter(self), self.example_inputs is not None
         assert like is not None  # of the head
         return as_batch(x, like, self.example_shape, self.example_dtype, several)
@@ -230,11 +242,22 @@ class Classifier(nn.Module, ABC):
         Args:
             x: a batch of inputs, as for `predict`.
         """
-        return digests(self._as_batch(x)).numpy()
+        return digests(self.as_batch(x)).numpy()
 
     def _predict_path(
         self, path: Path, seed: int | None, progress: bool, normalisation: Any, size: int | None
     ) -> Answer:
+        inputs: list[str] = []
+        notes: list[str] = []
+        batches = self._chunks(path, normalisation, inputs, notes)
+        answer = self._predict_all(batches, seed, progress, size=size)
+        answer.inputs, answer.notes = tuple(inputs), tuple(notes)
+        return answer
+
+    def _chunks(
+        self, path: Path, normalisation: Any, inputs: list[str], notes: list[str]
+    ) -> Iterator[Tensor]:
+        """What a path leads to, batch by batch; adds the names of inputs, and what is wrong."""
         if self.example_shape is None:
             raise UserError(
                 f"{path}: it is not known which inputs the model reads, or there are several; pass "
@@ -243,18 +266,10 @@ class Classifier(nn.Module, ABC):
         prepared = Normalisation.of(normalisation) if normalisation else None
         names = tuple(map(str, range(self.num_classes)))
         card = Card("", type(self).__name__, names, self.example_shape, prepared)
-        inputs: list[str] = []
-        notes: list[str] = []
-
-        def batches() -> Iterator[Tensor]:
-            for chunk in read_chunks(path, card, PATH_BATCH):
-                inputs.extend(chunk.names)
-                notes.extend(chunk.notes)
-                yield torch.from_numpy(chunk.x).to(self.example_dtype)
-
-        answer = self._predict_all(batches(), seed, progress, size=size)
-        answer.inputs, answer.notes = tuple(inputs), tuple(notes)
-        return answer
+        for chunk in read_chunks(path, card, PATH_BATCH):
+            inputs.extend(chunk.names)
+            notes.extend(chunk.notes)
+            yield torch.from_numpy(chunk.x).to(self.example_dtype)
 
     def _predict_all(
         self,
@@ -323,7 +338,6 @@ class Classifier(nn.Module, ABC):
         """
         return self(x).epistemic[:, None], (Part(type(self).__name__, "", ""),)
 
-    @torch.no_grad()
     def explain(
         self,
         x: Any,
@@ -331,6 +345,7 @@ class Classifier(nn.Module, ABC):
         columns: Sequence[str] | None = None,
         reference: Any = None,
         occlusion: bool = True,
+        normalisation: Mapping[str, Any] | None = None,
     ) -> Explanation:
         """What makes each input strange: numbers that add up to its epistemic uncertainty.
 
@@ -340,41 +355,30 @@ class Classifier(nn.Module, ABC):
         passes for each image.
 
         Args:
-            x: a batch of inputs, as `predict` takes it.
+            x: what `predict` takes: a batch of inputs, a DataLoader or a path. What is returned is
+                as large as the inputs: explain those that are of interest.
             columns: their names, of a table; by default those of a data frame, or numbers.
             reference: a typical row, (columns,); by default the most typical one of the
                 calibration data, which `attach` kept. Without one columns are not told.
             occlusion: whether to make the maps of images.
+            normalisation: of a path, as for `predict`.
         """
-        names = getattr(x, "columns", None) if columns is None else columns
-        x = self._as_batch(x)
-        # The same draws in both passes, of a method that draws samples.
-        epistemic = self.predict(x, seed=0, batch_size=max(1, len(x))).epistemic
-        finite = epistemic.isfinite()
-        with self._lock, evaluating(self), seeded(0, x.device):
-            parts, whose = self.parts(batching.in_finite_rows(finite, x))
-        parts = parts.where(finite[:, None], math.inf)
-        found = Explanation(_array(epistemic), _array(parts), whose)
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            return found
-        if x.ndim == 4 and occlusion:
-            maps = occlusion_maps(self._score, _array(x))
-            return replace(found, occlusion=maps, images=_array(x))
-        if reference is None and self.calibration is not None:
-            reference = self.calibration.reference or None
-        if x.ndim != 2 or reference is None:
-            return found
-        return found.with_columns(self._score, _array(x), names, reference)
+        if isinstance(x, str | Path):
+            parts: Iterable[Any] = self._chunks(Path(x), normalisation, [], [])
+        else:
+            several = isinstance(x, DataLoader)
+            parts = (without_labels(batch) for batch in x) if several else [x]
+        return explained_inputs(self, parts, columns, reference, occlusion)
 
-    def _score(self, x: NDArray[Any]) -> NDArray[Any]:
-        return self.predict(x, seed=0).epistemic.cpu().numpy()
-
-    def update(self, data: Any, *, calibration: Any = None, progress: bool = False) -> None:
+    def update(
+        self, data: Any, *, calibration: Any = None, before: Any = None, progress: bool = False
+    ) -> None:
         """Merge more training data into the density: `density_softmax.update` of this model."""
         import density_softmax
 
         model: Any = self  # a Method, which stands above
-        density_softmax.update(model, data, calibration=calibration, progress=progress)
+        options: dict[str, Any] = {"calibration": calibration, "before": before}
+        density_softmax.update(model, data, **options, progress=progress)
 
     def summary(self) -> str:
         """What the model is and, if `attach` made it, what that did to it, in a few lines."""
@@ -394,7 +398,3 @@ class Classifier(nn.Module, ABC):
             f"{self.num_classes} classes, {count:,} parameters, "
             f"{'fitted' if self.is_fitted else 'not fitted'}"
         )
-
-
-def _array(values: Tensor) -> Floats:
-    return values.detach().double().cpu().numpy()

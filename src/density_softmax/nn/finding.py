@@ -88,6 +88,22 @@ class Site:
     probabilities: bool = False
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model is; refuse one that cannot compute, or not with what is fitted to it.
+
+    Args:
+        model: a trained classifier.
+    """
+    weights = [each for each in model.parameters() if each.is_floating_point()]
+    if not weights:
+        raise UserError(f"the model, a {type(model).__name__}, has no weights: pass a trained one")
+    if weights[0].is_meta:
+        raise UserError("the model is on the device meta, without weights: load them first")
+    if weights[0].dtype == torch.float64:
+        raise UserError("the model computes in torch.float64: pass model.float()")
+    return weights[0].device
+
+
 @torch.no_grad()
 def probe(model: nn.Module, x: Tensor | Inputs) -> Probe:
     """Run a model once in evaluation mode and note what its layers do.

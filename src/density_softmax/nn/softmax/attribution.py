@@ -16,7 +16,7 @@ Channels = Sequence[tuple[str, str]]
 
 @torch.no_grad()
 def divide(
-    typicality: Typicality, features: Tensor, logits: Tensor, channels: Channels
+    typicality: Typicality, features: Tensor, contributions: Tensor, channels: Channels
 ) -> tuple[Tensor, tuple[Part, ...]]:
     """The contributions of the experts, divided among channels, (batch, parts) in float64.
 
@@ -29,10 +29,10 @@ def divide(
     Args:
         typicality: a fitted one.
         features: (batch, width).
-        logits: at temperature 1, (batch, classes).
+        contributions: of the experts, (batch, experts).
         channels: the names of the columns of the features.
     """
-    contributions = typicality(features, logits).contributions.double()
+    contributions = contributions.double()
     factors = [None] * len(typicality.names) if typicality.class_aware else typicality.weight
     parts, names = [], []
     for number, (amounts, own) in enumerate(_experts(typicality, features, channels)):
