@@ -16,6 +16,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constr
 setup: $(VENV)/.installed ## create .venv with everything, in the tested versions
 
 $(VENV)/.demo: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "constraints.txt needs Python 3.11 or newer; name one, as in: make demo PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable '.[report]'
 	@# Packages bring their own tests, 200 MB that nothing here runs; 130 MB are torch's in C++.

@@ -1,7 +1,7 @@
 """What an attached model costs: a prediction beside the network alone, and attaching beside a pass.
 
     python benchmarks/attached.py latency [--networks resnet20,...] [--seconds S] [--out DIR]
-    python benchmarks/attached.py passes [--images N] [--rounds R] [--out DIR]
+    python benchmarks/attached.py passes [--images N] [--rounds R] [--tasks attach,...] [--out DIR]
 
 `latency` times `model.predict` at batch 1, as `attach` makes the model by default, in turn with the
 network that it is attached to, and both again as exported to ONNX (`timing.py` says how).
@@ -56,6 +56,7 @@ NETWORKS: dict[str, tuple[BackboneConfig, tuple[int, ...], int, tuple[str, ...]]
 }
 NETWORK, OURS = "network", "density_softmax"
 BEFORE, CHOSEN = "before", "chosen"
+TASKS = ("attach", "fit", "predict", "evaluate", "compare", "stream")
 SHARE = 0.2  # of the training images, so many calibrate
 
 
@@ -120,7 +121,8 @@ def passes(args: argparse.Namespace) -> list[Row]:
     number = round(SHARE * len(x))
     work = Work(network, (x[number:], y[number:]), (x[:number], y[:number]))
     calls: dict[str, Callable[[], object]] = {"bare": work.bare}
-    for name in ("attach", "fit", "predict", "evaluate", "compare", "stream"):
+    tasks = args.tasks.split(",")
+    for name in tasks:
         for size in (BEFORE, CHOSEN):
             calls[f"{name}/{size}"] = partial(getattr(work, name), size)
     found = interleaved_latency(calls, args.rounds, warmup=1)
@@ -129,10 +131,8 @@ def passes(args: argparse.Namespace) -> list[Row]:
         Row(*label, name, 0, "cost", "pass_seconds", latency.median)
         for name, latency in found.items()
     ]
-    for name, base in [("attach/chosen", "bare")] + [
-        (f"{kind}/{CHOSEN}", f"{kind}/{BEFORE}")
-        for kind in ("attach", "fit", "predict", "evaluate", "compare", "stream")
-    ]:
+    pairs = [(f"{kind}/{CHOSEN}", f"{kind}/{BEFORE}") for kind in tasks]
+    for name, base in [(f"attach/{CHOSEN}", "bare")] * ("attach" in tasks) + pairs:
         metrics.append(
             Row(
                 *label,
@@ -220,6 +220,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=30.0, help="per network")
     parser.add_argument("--images", type=int, default=6000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tasks", default=",".join(TASKS), help=", ".join(TASKS))
     parser.add_argument("--out", type=Path, help="folder for rows.csv")
     return parser.parse_args()
 

@@ -235,8 +235,37 @@ SMALL = {
     "cifar10_small": detected(("SVHN", "svhn"), ("CIFAR-100", "cifar100")),
     "cifar100_small": detected(("SVHN", "svhn"), ("CIFAR-10", "cifar10")),
 }
+CHOSEN = {
+    "one temperature, the best": "one temperature, 0.0",
+    "one temperature, as high as 1.25 % of the NLL allow": "one temperature, 0.0125",
+    "one temperature, as high as 3 % allow": "one temperature, 0.03",
+    "quantile .1, budget 3 %, the default of `attach`": "stem + group1, 0.1, 0.03",
+    "quantile .1, budget 1.25 %": "stem + group1, 0.1, 0.0125",
+    "quantile .5, budget 3 %": "stem + group1, 0.5, 0.03",
+    "quantile .5, budget 1.25 %": "stem + group1, 0.5, 0.0125",
+    "quantile .9, budget 3 %": "stem + group1, 0.9, 0.03",
+    "**quantile .9, budget 1.25 %**": "stem + group1, 0.9, 0.0125",
+}
+HELD_OUT = (
+    Column("NLL ↓", "heldout", "nll", three),
+    Column("ECE ↓", "heldout", "ece", three),
+    Column("NLL, four corruptions ↓", "heldout", "cnll", three),
+    Column("ECE, four corruptions ↓", "heldout", "cece", three),
+)
 ABLATED = "density-softmax benchmark cifar10_small --ablation {}"
 GRIDS = {
+    **{
+        f"{recipe}-chosen": Table(
+            "held_out_shifts",
+            recipe,
+            tuple(Line(label, method, variant) for label, variant in CHOSEN.items()),
+            HELD_OUT,
+        )
+        for recipe, method in (
+            ("cifar10_small", "density_softmax"),
+            ("cifar100_small", "deterministic"),
+        )
+    },
     "toy": Table("toy", "toy", METHODS, TOY, SEEDS.format("toy")),
     "toy-ovals": Table(
         "toy",

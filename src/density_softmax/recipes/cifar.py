@@ -9,7 +9,7 @@ from density_softmax.data.image_data import ImageData
 from density_softmax.nn.backbones.wide_resnet import WideResNet
 from density_softmax.nn.densities import FlowDensity
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty
-from density_softmax.nn.softmax.scale import RangeScale
+from density_softmax.nn.softmax.scale import QuantileScale, RangeScale
 from density_softmax.recipes.attach import closed_form
 from density_softmax.recipes.recipe import Methods, Suite
 from density_softmax.training import SGD, Adam, Descent, OneCycle, Steps
@@ -185,8 +185,14 @@ def _small(epochs: int, penalty: float, factor: float, num_samples: int) -> Meth
             annealing_epochs=annealing, l2=2.5e-4, descent=undecayed
         ),
         "batch_ensemble": lambda: methods.BatchEnsemble.Config(l2=2.5e-4, descent=undecayed),
+        # By held-out images and these under the four corruptions that no benchmark reports on. A
+        # network trained so briefly is hardly overconfident: what its density finds surprising is
+        # to be doubted a little and early, not much and late.
         "density_softmax": lambda: replace(
-            closed_form(("stem", "group1")), penalty=frobenius, representation=train
+            closed_form(("stem", "group1")),
+            scale=QuantileScale.Config(quantile=0.9, budget=0.0125),
+            penalty=frobenius,
+            representation=train,
         ),
     }
 
@@ -195,10 +201,9 @@ def cifar10_small() -> Suite:
     """CIFAR-10 on two CPU cores: all of its images, a narrow WRN, minutes in place of days.
 
     Ours throughout: 15 epochs of one cycle, the penalty of the paper at every eighth step, and
-    what `attach` does to a network; the layers were chosen by held-out images under the four
-    corruptions that no benchmark reports on. SNGP has the factor of 20 of uncertainty-baselines:
-    after three epochs held-out NLL is 1.429 with a factor of 0, 1.423 with 5, 1.419 with 20 and
-    1.428 with 50. Heteroscedastic draws as many samples as in the toy recipe.
+    the experts that `attach` takes. SNGP has the factor of 20 of uncertainty-baselines: after
+    three epochs held-out NLL is 1.429 with a factor of 0, 1.423 with 5, 1.419 with 20 and 1.428
+    with 50. Heteroscedastic draws as many samples as in the toy recipe.
     """
     return Suite(
         data=_data("cifar10", shifts=("cifar10-c",), ood=("svhn", "cifar100")),
@@ -210,6 +215,7 @@ def cifar10_small() -> Suite:
 def cifar100_small() -> Suite:
     """CIFAR-100 on two CPU cores, the sibling of `cifar10_small` with twice its epochs.
 
+    30 epochs of ERM take about 24 minutes of one core and reach a held-out accuracy of 61 %.
     Penalty and factor of SNGP are those of `cifar100`. Heteroscedastic draws a quarter of the
     samples: each has ten times as many logits.
     """
