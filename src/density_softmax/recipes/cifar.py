@@ -210,7 +210,8 @@ def cifar10_small() -> Suite:
 def cifar100_small() -> Suite:
     """CIFAR-100 on two CPU cores, the sibling of `cifar10_small` with twice its epochs.
 
-    30 epochs of ERM take about 24 minutes of one core and reach a held-out accuracy of 61 %.
+    30 epochs of ERM take about 24 minutes of one core and reach a held-out accuracy of 61.3 %, 15
+    epochs 55.7 %.
     Penalty and factor of SNGP are those of `cifar100`. Heteroscedastic draws a quarter of the
     samples: each has ten times as many logits.
     """
