@@ -8,7 +8,7 @@ with a ResNet-20 on loopback and send single images; both sides share the machin
 
 `load`: requests per second of 32 clients, with micro-batching (`--batch 32`) and one by one
 (`--batch 1`) in turn, for binary tensors, JSON and PNG files; CPU time of service and clients per
-request; beside it what the Predictor does without HTTP. `half`: latency at half of the rate that
+request, and how much of it is not the Predictor's. `half`: latency at half of the rate that
 was reached. `overload`: five times the rate that can be served, in requests of 16 images: clients
 on the same two cores cannot send five times as many single images as a ResNet-20 answers. `kill`:
 one of two workers is killed under half of the load. `soak`: `--minutes` at half of the load;
@@ -211,8 +211,8 @@ def measure_load(folder: Path, args: argparse.Namespace) -> Numbers:
                     seconds = args.seconds if number else 0.5
                     rounds[name].append(costs(*each, bodies, seconds))
             found |= compare_rounds(form, {name: each[1:] for name, each in rounds.items()})
-            batched = found[f"requests_per_second:{form}:batched"]
-            found[f"overhead_ms:{form}"] = 1000 / batched - found["predictor_ms:batch32"]
+            both = found[f"service_cpu_ms:{form}:batched"]
+            found[f"overhead_cpu_ms:{form}"] = both - found["predictor_cpu_ms:batch32"]
     return found
 
 
@@ -250,17 +250,17 @@ def compare_rounds(form: str, rounds: dict[str, list[Numbers]]) -> Numbers:
 
 
 def alone(file: Path) -> Numbers:
-    """What the Predictor does without HTTP, in milliseconds per image."""
-    predictor = Predictor(file)
+    """CPU time of the Predictor without HTTP, in milliseconds per image, on one thread."""
+    predictor = Predictor(file, threads=1)
     x, found = predictor.prepare(pictures()), dict[str, float]()
     for size in (1, 32):
         predictor.predict(x[:size])
         times = []
         for _ in range(200 // size):
-            began = perf_counter()
+            began = time.process_time()
             predictor.predict(x[:size])
-            times.append((perf_counter() - began) / size)
-        found[f"predictor_ms:batch{size}"] = 1000 * statistics.median(times)
+            times.append((time.process_time() - began) / size)
+        found[f"predictor_cpu_ms:batch{size}"] = 1000 * statistics.median(times)
     return found
 
 

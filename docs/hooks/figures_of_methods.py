@@ -6,6 +6,7 @@ the reports show: a number lives once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from density_softmax.methods.base import MethodConfig
 from density_softmax.report.paper import paper_value
 
 PLACE = "<!-- figures of the methods -->"
-TOYS = ("two moons", "two ovals")
+# The tables of the toy data, by their name in docs/drawing or by the first cell of their head.
+TOYS = (("toy", "two moons"), ("toy-ovals", "two ovals"))
+MARK = re.compile(r"<!-- table: (\S+) -->")
 # Columns of the toy tables, and what they are called side by side.
 MEASURED = {"confidence on the cluster": "confidence", "by epistemic": "AUROC"}
 
@@ -45,8 +48,9 @@ def row(found: list[tuple[str, Table]], config: type[MethodConfig]) -> dict[str,
     """Everything about a method, by column."""
     name, key, cells = config.title, config.kind, {"method": f"`{config.kind}`"}
     for column, short in MEASURED.items():
-        both = (columns(found, name, column, toy)[column] for toy in TOYS)
-        cells[f"{short}: moons / ovals"] = "&nbsp;/&nbsp;".join(both)
+        both = (next(iter(columns(found, name, column, toy).values())) for toy in TOYS)
+        means = (value.partition(" ±")[0] for value in both)
+        cells[f"{short}: moons / ovals"] = "&nbsp;/&nbsp;".join(means)
     cells |= columns(found, name, "latency")
     for metric, column, digits in (("cnll", "cNLL", 2), ("cece", "cECE", 3)):
         value = paper_value("cifar10", key, metric, "cifar10-c")
@@ -55,29 +59,32 @@ def row(found: list[tuple[str, Table]], config: type[MethodConfig]) -> dict[str,
 
 
 def columns(
-    found: list[tuple[str, Table]], name: str, prefix: str, title: str | None = None
+    found: list[tuple[str, Table]], name: str, prefix: str, titles: tuple[str, ...] = ()
 ) -> dict[str, str]:
     """The columns that begin with `prefix`, from the first table that has them for a method."""
-    for first, table in found:
-        cells = table.get(name, {}) if title in (None, first) else {}
+    for title, table in found:
+        cells = table.get(name, {}) if not titles or title in titles else {}
         chosen = {column: cell for column, cell in cells.items() if column.startswith(prefix)}
         if chosen:
             return chosen
-    raise LookupError(f"no table '{title or 'of anything'}' has a column '{prefix}' for {name}")
+    raise LookupError(f"no table {' or '.join(titles)} has a column '{prefix}' for {name}")
 
 
 def tables(markdown: str) -> Iterator[tuple[str, Table]]:
-    """The tables of a page, with the first cell of their head."""
-    for head, *rows in groups(markdown):
-        yield head[0], {cells[0]: dict(zip(head, cells, strict=True)) for cells in rows}
+    """The tables of a page by the mark before them, or else by the first cell of their head."""
+    for mark, (head, *rows) in groups(markdown):
+        lines = {cells[0].strip("*"): dict(zip(head, cells, strict=True)) for cells in rows}
+        yield mark or head[0], lines
 
 
-def groups(markdown: str) -> Iterator[list[list[str]]]:
-    """The rows of each table, split into cells, without the line below the head."""
-    rows: list[list[str]] = []
+def groups(markdown: str) -> Iterator[tuple[str, list[list[str]]]]:
+    """Of each table the mark before it and its rows as cells, without the line below the head."""
+    mark, rows = "", list[list[str]]()
     for line in [*markdown.splitlines(), ""]:
+        if found := MARK.match(line):
+            mark = found[1]
         if line.startswith("|"):
             rows.append([cell.strip() for cell in line.strip("|").split("|")])
         elif rows:
-            yield [rows[0], *rows[2:]]
-            rows = []
+            yield mark, [rows[0], *rows[2:]]
+            mark, rows = "", []

@@ -160,7 +160,7 @@ def _check_given(train: Any, calibration: Any) -> None:
     if calibration is None:
         raise UserError(
             "calibration= is missing: pass in-domain data that the model was not trained on, such "
-            "as a validation set; of its training data a model is too sure"
+            "as a validation set; on its training data a model is too confident"
         )
 
 
