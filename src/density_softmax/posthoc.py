@@ -37,7 +37,7 @@ from density_softmax.nn.backbones.headless import Headless, unwrapped
 from density_softmax.nn.execution import seeded
 from density_softmax.nn.finding import NUM_PROBED, device_of, find_head, probe, shallow_layers
 from density_softmax.nn.softmax.head import Head
-from density_softmax.recipes.attach import closed_form
+from density_softmax.recipes.attach import closed_form, divided_by_layer
 from density_softmax.types import NUM_DIGESTS, Calibration, Inputs, Source
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def attach(
     calibration: Any,
     head: str | None = ...,
     layers: Sequence[str] | None = ...,
+    by_layer: bool = ...,
     method: str | MethodConfig = ...,
     policy: Mapping[str, Any] | None = ...,
     seed: int = ...,
@@ -84,6 +85,7 @@ def attach(
     calibration: Any = None,
     head: str | None = None,
     layers: Sequence[str] | None = None,
+    by_layer: bool = False,
     method: str | MethodConfig = DEFAULT,
     policy: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -116,6 +118,8 @@ def attach(
             see corruptions that the last features hide; those have a density of their own, and
             the classifier's energy is added: both see OOD classes. By default they are chosen by
             the kind of network; with (), only the last features are used.
+        by_layer: tell what each layer contributes to an input's score, for a monitor to name the
+            layer that moved. It adds some small operations to every prediction.
         method: another post-hoc method by its name, such as "knn", or the settings of one in
             detail, `layers` included. These must not train the network: `descent` is None, of
             Density-Softmax `representation`.
@@ -132,7 +136,7 @@ def attach(
     _check_given(train, calibration)
     if not isinstance(model, nn.Module):
         network = {"head": head, "layers": layers, "method": method, "policy": policy}
-        _refuse(**network, engine=engine, directory=directory)
+        _refuse(**network, by_layer=by_layer or None, engine=engine, directory=directory)
         from density_softmax.estimators.scaled import attach_to_classifier
 
         return attach_to_classifier(model, train, calibration, seed=seed, progress=progress)
@@ -140,6 +144,8 @@ def attach(
     source = as_source(train)
     encoder, chosen, example = found_in(model, source, head, layers)
     config = posthoc_config(method, _read_by(method, chosen) if layers is None else layers)
+    if by_layer:
+        config = divided_by_layer(config)
     sources = inspected(encoder.num_classes, source, calibration)
     with seeded(seed, example.device):
         attached = around(encoder, config, example)

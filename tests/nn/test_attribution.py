@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import density_softmax as ds
+from density_softmax.errors import UserError
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.methods.mc_dropout import MCDropout
 from density_softmax.nn.densities import (
@@ -131,17 +132,13 @@ class Branches(nn.Module):
 def test_predictions_divided_by_layer_name_the_layer_that_moved(tmp_path):
     torch.manual_seed(0)
     x, y = torch.randn(900, WIDTH), torch.arange(900) % CLASSES
-    model = ds.attach(
-        Branches(),
-        train=(x[:300], y[:300]),
-        calibration=(x[300:600], y[300:600]),
-        layers=("left", "right"),
-        progress=False,
-    )
+    network = Branches()
+    data = {"train": (x[:300], y[:300]), "calibration": (x[300:600], y[300:600])}
+    options = {"layers": ("left", "right"), "progress": False}
     changed = x[850:] + 3 * torch.eye(WIDTH)[4]
-    whole, explained = model.predict(changed), model.explain(changed[:3])
-    model.division.active = True
-    divided = model.predict(changed)
+    whole = ds.attach(network, **data, **options).predict(changed)
+    model = ds.attach(network, **data, **options, by_layer=True)
+    divided, explained = model.predict(changed), model.explain(changed[:3])
     assert divided.experts[:3] == ("layers/left", "layers/right", "last")
     sums = divided.contributions[:, :2].sum(1)
     torch.testing.assert_close(sums, whole.contributions[:, 0], rtol=1e-4, atol=1e-5)
@@ -160,3 +157,9 @@ def test_predictions_divided_by_layer_name_the_layer_that_moved(tmp_path):
     served = ds.Predictor(tmp_path / "model.onnx").predict(changed.numpy())
     assert served.experts == divided.experts
     torch.testing.assert_close(torch.from_numpy(served.contributions), divided.contributions)
+
+
+def test_only_layers_can_be_told_apart():
+    x, y = torch.randn(90, WIDTH), torch.arange(90) % CLASSES
+    with pytest.raises(UserError, match="by_layer"):
+        ds.attach(Branches(), train=(x, y), calibration=(x, y), layers=(), by_layer=True)

@@ -37,9 +37,9 @@ from density_softmax.engine.progress import Bars
 from density_softmax.errors import UserError
 from density_softmax.files import write_bytes
 from density_softmax.methods.base import Method
-from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.batches import widest_layer
 from density_softmax.nn.execution import as_batch
+from density_softmax.recipes.attach import divided_by_layer
 from density_softmax.runs.run import Run
 from density_softmax.serve.answer import Answer
 from density_softmax.serve.card import Card, Normalisation
@@ -316,7 +316,7 @@ def export_run(
     rows = range(min(8, len(shown)))
     method, heldout = run.load(), data.heldout
     if by_layer:
-        _divide_layers(method)
+        method.config = divided_by_layer(method.config)
     if promises and heldout is not None:
         heldout = _recalibrated(method, heldout, run)
         method.policy = Policy.fit(method, batches(heldout), seed=run.seed, **promises)
@@ -331,12 +331,6 @@ def export_run(
         quantize=data.train if int8 else None,
         progress=progress,
     )
-
-
-def _divide_layers(method: Method) -> None:
-    if not isinstance(method, DensitySoftmax) or not method.layers:
-        raise UserError("--by-layer: only Density-Softmax with layers has contributions of layers")
-    method.division.active = True
 
 
 @torch.no_grad()

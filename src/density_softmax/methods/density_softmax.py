@@ -32,8 +32,7 @@ class DensitySoftmax(FeatureMethod):
     log densities to factors in (0, 1]. Typical inputs keep the plain softmax; far from the
     training data the prediction becomes uniform (Theorem 1).
 
-    The epistemic uncertainty is −log p(z) or, with `classes`, a sum of surprises in which
-    class-aware experts take part (`nn.softmax.typicality.Typicality`).
+    The epistemic uncertainty is −log p(z) or, with `classes`, a sum of surprises (`Typicality`).
     """
 
     @dataclass(frozen=True)
@@ -51,10 +50,11 @@ class DensitySoftmax(FeatureMethod):
             density: which p(z; α), and how it is fitted.
             layers: the encoder's layers whose pooled statistics the density reads, if any.
             last: with layers, read the last features too, by a second density of the same kind.
-            classes: add a class-aware density of the last features, Gaussians of the classes on
-                their directions: it sees OOD classes that resemble the known ones.
+            classes: add Gaussians of the classes on the directions of the last features, which see
+                OOD classes that resemble the known ones.
             classes_scale: whether it scales logits, too, or is in the epistemic score only.
             energy: add the classifier's own energy log Σ exp g(z), which sees OOD classes too.
+            by_layer: tell what each layer contributes to the score, not only all of them together.
             scale: how log densities become factors.
             representation: training of encoder and head (Eq. 4), or null if they are trained.
             head: training of the head on scaled logits (Eq. 6), or null to leave it out.
@@ -67,6 +67,7 @@ class DensitySoftmax(FeatureMethod):
         classes: bool = False
         classes_scale: bool = True
         energy: bool = False
+        by_layer: bool = False
         scale: ScaleConfig = field(default_factory=QuantileScale.Config)
         representation: Descent | None = Descent(epochs=100)
         head: Descent | None = Descent(epochs=1, optimizer=Adam(lr=1e-4))
@@ -90,8 +91,8 @@ class DensitySoftmax(FeatureMethod):
 
     @property
     def experts(self) -> tuple[str, ...]:
-        """Those of the typicality; if `division` is active, with a name for each layer."""
-        return self.division.names
+        """Those of the typicality; `by_layer`, with a name for each layer."""
+        return self.division.names if self.config.by_layer else self.typicality.names
 
     def stages(self) -> tuple[Stage, ...]:
         """Algorithm 1: representation, density, scale, head."""
@@ -137,9 +138,8 @@ class DensitySoftmax(FeatureMethod):
         """Eq. 7, the entropy of softmax(g(z)), and the surprise, all from one pass."""
         raw = self.head.raw(self.last(features))
         factor, surprise, contributions = self.evidence(features, raw)
-        logits = raw / self.head.temperature
-        probs = (factor * logits).softmax(-1)
-        told = self.division(features, contributions)
+        probs = (factor * (logits := raw / self.head.temperature)).softmax(-1)
+        told = self.division(features, contributions) if self.config.by_layer else contributions
         return Prediction(probs, entropy_of_logits(logits), surprise).made_of(told)
 
     def logits_and_evidence(self, features: Tensor) -> tuple[Tensor, Evidence]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from density_softmax.errors import UserError
+from density_softmax.methods.base import MethodConfig
 from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.densities import GaussianDensity
 from density_softmax.nn.softmax.scale import QuantileScale
@@ -26,3 +30,16 @@ def closed_form(layers: tuple[str, ...]) -> DensitySoftmax.Config:
         scale=QuantileScale.Config(),
         head=None,
     )
+
+
+def divided_by_layer(config: MethodConfig) -> DensitySoftmax.Config:
+    """The same settings, with predictions that tell what each layer contributes.
+
+    Args:
+        config: settings of Density-Softmax with layers.
+    """
+    if not isinstance(config, DensitySoftmax.Config) or not config.layers:
+        raise UserError(
+            "by_layer: only Density-Softmax with layers can tell what a layer contributes"
+        )
+    return replace(config, by_layer=True)

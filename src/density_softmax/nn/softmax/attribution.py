@@ -23,7 +23,7 @@ Channels = Sequence[tuple[str, str]]
 class LayerDivision:
     """Divides what the density of the layers contributes among them, as `divide` does.
 
-    It takes some small operations, so it is done only where `active` is set.
+    It takes some small operations, so it is done only where it is asked for (`by_layer`).
 
     Args:
         typicality: its first density is that of the layers, if there are any.
@@ -31,7 +31,7 @@ class LayerDivision:
     """
 
     def __init__(self, typicality: Typicality, widths: Mapping[str, int]) -> None:
-        self.active, self._experts, self._layers = False, typicality.names, tuple(widths)
+        self._experts, self._layers = typicality.names, tuple(widths)
         _, self._density, self._columns = next(typicality.readers())
         gaussian = typicality.class_aware and isinstance(self._density, GaussianDensity)
         self._possible = gaussian and bool(widths)
@@ -42,7 +42,7 @@ class LayerDivision:
     @property
     def names(self) -> tuple[str, ...]:
         """Of the columns: `layers/NAME` for each layer in place of the first expert."""
-        if not (self.active and self._possible):
+        if not self._possible:
             return self._experts
         first, *others = self._experts
         return (*(f"{first}/{layer}" for layer in self._layers), *others)
@@ -54,7 +54,7 @@ class LayerDivision:
             features: (batch, width).
             contributions: of the experts, (batch, experts).
         """
-        if not (self.active and self._possible):
+        if not self._possible:
             return contributions
         density = self._density
         assert isinstance(density, GaussianDensity)
