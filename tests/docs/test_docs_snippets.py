@@ -114,6 +114,7 @@ def decisions():
     x_tomorrow, x_new = corners(200, 1.0)[0], corners(500)
     data = {"x_valid": x_valid, "y_valid": y_valid, "x_new": x_new[0], "y_new": x_new[1]}
     own = {"net": classifier(4), "train": images(200, 4), "valid": images(400, 4)}
+    own["test"] = images(200, 4)
     return {"model": CornersModel(), "x": x, "x_tomorrow": x_tomorrow, **data, **found, **own}
 
 

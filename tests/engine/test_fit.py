@@ -301,17 +301,18 @@ def test_a_stage_with_nothing_to_train_is_refused_before_the_first_step(monkeypa
 class Centroids(Method):
     """After every step the buffer gains the sum of the batch's inputs."""
 
-    def __init__(self):
+    def __init__(self, on="inputs"):
         super().__init__(nn.Linear(2, 2), 2, Deterministic.Config())
         self.register_buffer("seen", torch.zeros(2))
-        self.modes: list[bool] = []
+        self.on, self.modes = on, []
 
     def _count(self, batch):
         self.modes.append(self.training)
         return {"sum": batch.x.sum(0)}
 
     def stages(self):
-        after = Estimate("after", self._count, lambda total: self.seen.add_(total["sum"]))
+        move = lambda total: self.seen.add_(total["sum"])  # noqa: E731
+        after = Estimate("after", self._count, move, on=self.on)
         loss = lambda batch: nn.functional.cross_entropy(self.encoder(batch.x), batch.y)  # noqa: E731
         parameters = list(self.parameters())
         return (Train("train", loss, parameters, descent(2, accumulate=2), after_step=after),)
@@ -324,6 +325,12 @@ def test_after_step_sees_every_sample_of_every_epoch_in_evaluation_mode():
     method = trained(Centroids())
     torch.testing.assert_close(method.seen, 2 * points(40, 1).x.sum(0))
     assert not any(method.modes)
+
+
+def test_what_reads_labels_alone_after_a_step_leaves_the_modes_as_they_are():
+    method = trained(Centroids(on="labels"))
+    torch.testing.assert_close(method.seen, 2 * points(40, 1).x.sum(0))
+    assert all(method.modes)
 
 
 def test_monitored_values_are_means_over_the_held_out_slice():

@@ -115,19 +115,20 @@ def test_parts_add_up_for_a_method_that_draws_samples():
     assert (found.parts.sum(1) == found.epistemic).all()
 
 
+class Branches(nn.Module):
+    """Two layers, each of which reads some of the columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 4), nn.Linear(3, 4)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.cat([self.left(x[:, :2]), self.right(x[:, 2:])], 1).tanh())
+
+
 @pytest.mark.filterwarnings("ignore::density_softmax.errors.CalibrationWarning")
-def test_a_monitor_of_the_layers_names_the_one_that_moved():
-    """One of two branches reads an input that has changed."""
-
-    class Branches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right = nn.Linear(2, 4), nn.Linear(3, 4)
-            self.head = nn.Linear(8, CLASSES)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(torch.cat([self.left(x[:, :2]), self.right(x[:, 2:])], 1).tanh())
-
+def test_predictions_divided_by_layer_name_the_layer_that_moved(tmp_path):
     torch.manual_seed(0)
     x, y = torch.randn(900, WIDTH), torch.arange(900) % CLASSES
     model = ds.attach(
@@ -137,10 +138,25 @@ def test_a_monitor_of_the_layers_names_the_one_that_moved():
         layers=("left", "right"),
         progress=False,
     )
-    policy = ds.Policy.fit(model, (x[600:700], y[600:700]))
-    monitor = ds.Monitor(policy, experts=model.explain(x[600:700]).layers)
     changed = x[850:] + 3 * torch.eye(WIDTH)[4]
-    monitor.update(model.predict(changed), experts=model.explain(changed).layers)
-    moved = [name for name in monitor.moved if name in ("left", "right")]
-    assert moved == ["right", "left"]
-    assert monitor.moved["right"] > monitor.moved["left"] + 10
+    whole, explained = model.predict(changed), model.explain(changed[:3])
+    model.division.active = True
+    divided = model.predict(changed)
+    assert divided.experts[:3] == ("layers/left", "layers/right", "last")
+    sums = divided.contributions[:, :2].sum(1)
+    torch.testing.assert_close(sums, whole.contributions[:, 0], rtol=1e-4, atol=1e-5)
+    for layer in ("left", "right"):
+        column = divided.contributions[:3, divided.experts.index(f"layers/{layer}")].double()
+        expected = torch.from_numpy(explained.layers[layer])
+        torch.testing.assert_close(column, expected, rtol=1e-3, atol=1e-5)
+
+    monitor = ds.Monitor(ds.Policy.fit(model, (x[600:800], y[600:800])))
+    monitor.update(divided)
+    moved = [name for name in monitor.moved if name.startswith("layers/")]
+    assert moved == ["layers/right", "layers/left"]
+    assert monitor.moved["layers/right"] > monitor.moved["layers/left"] + 10
+
+    ds.export(model, tmp_path / "model.onnx", example=x[:1])
+    served = ds.Predictor(tmp_path / "model.onnx").predict(changed.numpy())
+    assert served.experts == divided.experts
+    torch.testing.assert_close(torch.from_numpy(served.contributions), divided.contributions)

@@ -30,6 +30,9 @@ def export(
     policy: Annotated[
         Path | None, typer.Option(help="A policy's .json file, in place of these three.")
     ] = None,
+    by_layer: Annotated[
+        bool, typer.Option("--by-layer", help="Tell what each layer contributes; a bit slower.")
+    ] = False,
 ) -> None:
     """Export a run as one file: encoder, density, scale and head, a policy and class names.
 
@@ -49,7 +52,7 @@ def export(
 
     asked = {"coverage": coverage, "max_error": max_error, "false_alarms": false_alarms}
     promises = {name: value for name, value in asked.items() if value is not None}
-    run_export(run, file, int8, policy, promises, console)
+    run_export(run, file, int8, by_layer, policy, promises, console)
 
 
 def predict(

@@ -29,6 +29,7 @@ def run_export(
     run: Path,
     file: Path,
     int8: bool,
+    by_layer: bool,
     policy: Path | None,
     promises: Mapping[str, float],
     console: Console,
@@ -39,6 +40,7 @@ def run_export(
         run: the directory of a finished run.
         file: what to write.
         int8: quantise the encoder.
+        by_layer: divide what the density of the layers contributes among them.
         policy: the .json file of one.
         promises: arguments of `Policy.fit`, to fit a policy to the held-out data.
         console: where the result is shown.
@@ -46,7 +48,9 @@ def run_export(
     from density_softmax.deploy.export import export_run
     from density_softmax.runs.run import Run
 
-    exported = export_run(Run.at(run), file, policy=policy, promises=promises, int8=int8)
+    exported = export_run(
+        Run.at(run), file, policy=policy, promises=promises, int8=int8, by_layer=by_layer
+    )
     console.print(_summary(exported))
     if exported.card.policy is not None and exported.card.policy.promises:
         console.print(exported.card.policy.summary(), soft_wrap=True)

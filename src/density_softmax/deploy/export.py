@@ -37,6 +37,7 @@ from density_softmax.engine.progress import Bars
 from density_softmax.errors import UserError
 from density_softmax.files import write_bytes
 from density_softmax.methods.base import Method
+from density_softmax.methods.density_softmax import DensitySoftmax
 from density_softmax.nn.batches import widest_layer
 from density_softmax.nn.execution import as_batch
 from density_softmax.runs.run import Run
@@ -283,6 +284,7 @@ def export_run(
     policy: Path | None = None,
     promises: Mapping[str, Any] | None = None,
     int8: bool = False,
+    by_layer: bool = False,
     progress: bool = True,
 ) -> Exported:
     """Export the model of a run, with typicality, class names and normalisation of its data.
@@ -295,6 +297,7 @@ def export_run(
             If these also set the scale of the method, that is set again by one half of them, and
             the other half fits the policy.
         int8: quantise the encoder.
+        by_layer: divide what the density of the layers contributes among them.
         progress: draw a progress bar.
     """
     data = run.data
@@ -312,6 +315,8 @@ def export_run(
     shown = data.heldout or data.train
     rows = range(min(8, len(shown)))
     method, heldout = run.load(), data.heldout
+    if by_layer:
+        _divide_layers(method)
     if promises and heldout is not None:
         heldout = _recalibrated(method, heldout, run)
         method.policy = Policy.fit(method, batches(heldout), seed=run.seed, **promises)
@@ -326,6 +331,12 @@ def export_run(
         quantize=data.train if int8 else None,
         progress=progress,
     )
+
+
+def _divide_layers(method: Method) -> None:
+    if not isinstance(method, DensitySoftmax) or not method.layers:
+        raise UserError("--by-layer: only Density-Softmax with layers has contributions of layers")
+    method.division.active = True
 
 
 @torch.no_grad()

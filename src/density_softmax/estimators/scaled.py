@@ -164,16 +164,17 @@ class DensityScaledClassifier(AbstainingClassifier):
     @torch.no_grad()
     def _explained(self, X: Any, names: list[str], reference: Floats) -> Explanation:
         """Divide the distance of the density among the columns that it reads."""
-        inputs = self._read(X)
-        names = self._names_read(names)
+        inputs, names = self._read(X), self._names_read(names)
+        no_logits = torch.zeros(0)  # the density of columns is the only expert
 
         def evidence(rows: Any) -> Evidence:
             return self._typicality(self._standardized(rows), no_logits)
 
-        no_logits = torch.zeros(0)  # the density of columns is the only expert
+        _, surprise, contributions = evidence(inputs)
         channels = [("columns", name) for name in names]
-        parts, whose = divide(self._typicality, self._standardized(inputs), no_logits, channels)
-        found = Explanation(evidence(inputs).surprise.numpy(), parts.numpy(), whose)
+        z = self._standardized(inputs)
+        parts, whose = divide(self._typicality, z, contributions, channels)
+        found = Explanation(surprise.numpy(), parts.numpy(), whose)
         return found.with_columns(
             lambda rows: evidence(rows).surprise.numpy(), _dense(inputs), names, reference
         )

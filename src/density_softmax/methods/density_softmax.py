@@ -15,7 +15,7 @@ from density_softmax.methods.posthoc import FeatureMethod
 from density_softmax.nn.backbones.headless import Headless
 from density_softmax.nn.densities import ClassAwareDensity, Density, DensityConfig, FlowDensity
 from density_softmax.nn.lipschitz.penalty import FrobeniusPenalty, PenaltyConfig
-from density_softmax.nn.softmax.attribution import divide
+from density_softmax.nn.softmax.attribution import LayerDivision, divide
 from density_softmax.nn.softmax.folded import FoldedEvidence
 from density_softmax.nn.softmax.head import entropy_of_logits
 from density_softmax.nn.softmax.scale import QuantileScale, ScaleConfig
@@ -81,6 +81,7 @@ class DensitySoftmax(FeatureMethod):
         self.typicality = Typicality(self._densities(), config.energy, config.classes_scale)
         self.scale = config.scale.build()
         self.evidence = FoldedEvidence(self.typicality, self.scale)
+        self.division = LayerDivision(self.typicality, self._widths)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -89,8 +90,8 @@ class DensitySoftmax(FeatureMethod):
 
     @property
     def experts(self) -> tuple[str, ...]:
-        """Those of the typicality."""
-        return self.typicality.names
+        """Those of the typicality; if `division` is active, with a name for each layer."""
+        return self.division.names
 
     def stages(self) -> tuple[Stage, ...]:
         """Algorithm 1: representation, density, scale, head."""
@@ -138,7 +139,8 @@ class DensitySoftmax(FeatureMethod):
         factor, surprise, contributions = self.evidence(features, raw)
         logits = raw / self.head.temperature
         probs = (factor * logits).softmax(-1)
-        return Prediction(probs, entropy_of_logits(logits), surprise).made_of(contributions)
+        told = self.division(features, contributions)
+        return Prediction(probs, entropy_of_logits(logits), surprise).made_of(told)
 
     def logits_and_evidence(self, features: Tensor) -> tuple[Tensor, Evidence]:
         """g(z) and how typical z is, from what `features` returns."""
@@ -166,14 +168,16 @@ class DensitySoftmax(FeatureMethod):
         # Where the model's own logits stand behind z, no density reads them.
         logits = self.encoder.num_logits if isinstance(self.encoder, Headless) else 0
         columns = {"last": (last := slice(0, self.num_features - logits))}
+        found = self.reader.pop_by_layer() if self.config.layers else {}  # as z was measured
+        self._widths = {name: sum(h.shape[1] for h in read) for name, read in found.items()}
         if self.config.layers:
-            width = sum(h.shape[1] for h in self.reader.pop())  # of the pass that measured z
-            shallow = {"layers": slice(self.num_features, self.num_features + width)}
+            end = self.num_features + sum(self._widths.values())
+            shallow = {"layers": slice(self.num_features, end)}
             columns = shallow | columns if self.config.last else shallow
         build, number = self.config.density.build, self.num_classes
-        found = {n: (build(c.stop - c.start, number), c) for n, c in columns.items()}
+        own = {n: (build(c.stop - c.start, number), c) for n, c in columns.items()}
         classes = {"classes": (ClassAwareDensity(last.stop, number), last)}
-        return found | classes if self.config.classes else found
+        return own | classes if self.config.classes else own
 
     def _scale_statistics(self, batch: Batch) -> Values:
         raw = self.head.raw(self.last(batch.x))

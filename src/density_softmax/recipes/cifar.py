@@ -145,12 +145,8 @@ def cifar100() -> Suite:
 
 def _small(epochs: int, penalty: float, factor: float, num_samples: int) -> Methods:
     """All methods on two CPU cores: one cycle of SGD, and annealing over four fifths of it."""
-    train = Descent(
-        epochs=epochs,
-        batch_size=128,
-        optimizer=SGD(lr=0.2, weight_decay=5e-4),
-        schedule=OneCycle(rise=0.3),
-    )
+    cycle, decayed = OneCycle(rise=0.3), SGD(lr=0.2, weight_decay=5e-4)
+    train = Descent(epochs=epochs, batch_size=128, optimizer=decayed, schedule=cycle)
     undecayed = replace(train, optimizer=SGD(lr=0.2))
     adam = replace(train, optimizer=Adam(lr=5e-3))
     frobenius = FrobeniusPenalty.Config(weight=penalty, every=8)
@@ -185,9 +181,8 @@ def _small(epochs: int, penalty: float, factor: float, num_samples: int) -> Meth
             annealing_epochs=annealing, l2=2.5e-4, descent=undecayed
         ),
         "batch_ensemble": lambda: methods.BatchEnsemble.Config(l2=2.5e-4, descent=undecayed),
-        # By held-out images and these under the four corruptions that no benchmark reports on. A
-        # network trained so briefly is hardly overconfident: what its density finds surprising is
-        # to be doubted a little and early, not much and late.
+        # By held-out images under four corruptions that no benchmark reports on. A network trained
+        # so briefly is hardly overconfident: doubt a little and early, not much and late.
         "density_softmax": lambda: replace(
             closed_form(("stem", "group1")),
             scale=QuantileScale.Config(quantile=0.9, budget=0.0125),
@@ -215,7 +210,8 @@ def cifar10_small() -> Suite:
 def cifar100_small() -> Suite:
     """CIFAR-100 on two CPU cores, the sibling of `cifar10_small` with twice its epochs.
 
-    30 epochs of ERM take about 24 minutes of one core and reach a held-out accuracy of 61 %.
+    30 epochs of ERM take about 24 minutes of one core and reach a held-out accuracy of 61.3 %, 15
+    epochs 55.7 %.
     Penalty and factor of SNGP are those of `cifar100`. Heteroscedastic draws a quarter of the
     samples: each has ten times as many logits.
     """

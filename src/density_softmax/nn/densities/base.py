@@ -145,6 +145,35 @@ def log_height(whitener: Tensor) -> Tensor:
     return whitener.diagonal().log().sum() - 0.5 * len(whitener) * math.log(2 * math.pi)
 
 
+def channel_squares(whitening: Tensor, y: Tensor) -> Tensor:
+    """‖y‖² with y = W d as a sum of squares, one for each channel of d, (batch, features).
+
+    Among all turns of whitened coordinates these are the ones whose i-th is most like d_i: they
+    are C^(−½) D^(−½) d, with the variances D and the correlations C of Σ = (WᵀW)⁻¹ (corr-max,
+    Garthwaite & Koch, Australian & New Zealand Journal of Statistics 2016).
+
+    Args:
+        whitening: W, (features, features), in float64.
+        y: whitened residuals, (batch, features), in float64.
+    """
+    return (y @ channel_turn(whitening).T).square()
+
+
+def channel_turn(whitening: Tensor) -> Tensor:
+    """The turn of W d by which `channel_squares` squares it, (features, features).
+
+    Args:
+        whitening: W, (features, features), in float64.
+    """
+    W = whitening
+    inverse = torch.linalg.inv(W)
+    deviation = inverse.square().sum(1).sqrt()
+    precision = deviation * (W.T @ W) * deviation[:, None]
+    values, V = torch.linalg.eigh(precision)
+    root = V * values.clamp_min(0).sqrt() @ V.T
+    return root / deviation @ inverse
+
+
 @final
 class Latent(nn.Module):
     """u = BatchNorm(W z), in float32: at first every direction has mean 0 and deviation ¼.

@@ -15,6 +15,7 @@ from density_softmax.config import ConfigError
 from density_softmax.nn.densities.base import (
     Density,
     DensityConfig,
+    channel_squares,
     class_sums,
     log_height,
     mean_and_variance,
@@ -185,26 +186,6 @@ def whitened_center(center: Tensor, whitening: Tensor) -> Tensor | None:
     offset = -(whitening.double() @ center.double())
     large = whitening.dtype == torch.float32 and offset.abs().max() > LARGEST_OFFSET
     return None if large else offset.to(whitening.dtype)
-
-
-def channel_squares(whitening: Tensor, y: Tensor) -> Tensor:
-    """‖y‖² with y = W d as a sum of squares, one for each channel of d, (batch, features).
-
-    Among all turns of whitened coordinates these are the ones whose i-th is most like d_i: they
-    are C^(−½) D^(−½) d, with the variances D and the correlations C of Σ = (WᵀW)⁻¹ (corr-max,
-    Garthwaite & Koch, Australian & New Zealand Journal of Statistics 2016).
-
-    Args:
-        whitening: W, (features, features), in float64.
-        y: whitened residuals, (batch, features), in float64.
-    """
-    W = whitening
-    inverse = torch.linalg.inv(W)
-    deviation = inverse.square().sum(1).sqrt()
-    precision = deviation * (W.T @ W) * deviation[:, None]
-    values, V = torch.linalg.eigh(precision)
-    root = V * values.clamp_min(0).sqrt() @ V.T
-    return (y @ (root / deviation @ inverse).T).square()
 
 
 def _shrunk(spectrum: Tensor, s: float) -> Tensor:

@@ -13,11 +13,12 @@ from torch.nn import functional as F
 from density_softmax.errors import UserError
 from density_softmax.nn.densities.base import (
     DensityConfig,
+    channel_squares,
     class_sums,
     log_height,
     mean_and_variance,
 )
-from density_softmax.nn.densities.gaussian import ClosedFormDensity, channel_squares
+from density_softmax.nn.densities.gaussian import ClosedFormDensity
 from density_softmax.training import Values
 
 # Entries of all class covariances together: 8 gigabytes in float32.

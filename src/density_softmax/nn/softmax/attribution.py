@@ -2,16 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import final
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from density_softmax.decide.explain import Part
+from density_softmax.nn.densities.base import channel_turn
+from density_softmax.nn.densities.gaussian import GaussianDensity
+from density_softmax.nn.execution import Derived
 from density_softmax.nn.softmax.typicality import Typicality, in_columns
 
 # The layer and the name of each column of the features.
 Channels = Sequence[tuple[str, str]]
+
+
+@final
+class LayerDivision:
+    """Divides what the density of the layers contributes among them, as `divide` does.
+
+    It takes some small operations, so it is done only where `active` is set.
+
+    Args:
+        typicality: its first density is that of the layers, if there are any.
+        widths: how many columns of the features each layer has, by its name.
+    """
+
+    def __init__(self, typicality: Typicality, widths: Mapping[str, int]) -> None:
+        self.active, self._experts, self._layers = False, typicality.names, tuple(widths)
+        _, self._density, self._columns = next(typicality.readers())
+        gaussian = typicality.class_aware and isinstance(self._density, GaussianDensity)
+        self._possible = gaussian and bool(widths)
+        blocks = [torch.ones(width, 1) for width in widths.values()]
+        self._member = torch.block_diag(*blocks)  # the layer of each channel
+        self._turned = Derived(_turned)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns: `layers/NAME` for each layer in place of the first expert."""
+        if not (self.active and self._possible):
+            return self._experts
+        first, *others = self._experts
+        return (*(f"{first}/{layer}" for layer in self._layers), *others)
+
+    def __call__(self, features: Tensor, contributions: Tensor) -> Tensor:
+        """The contributions, (batch, len(names)).
+
+        Args:
+            features: (batch, width).
+            contributions: of the experts, (batch, experts).
+        """
+        if not (self.active and self._possible):
+            return contributions
+        density = self._density
+        assert isinstance(density, GaussianDensity)
+        residuals = in_columns(features, self._columns) - density.center
+        squares = F.linear(residuals, self._turned(density.whitening)).square()
+        amounts = squares @ self._member.to(squares)
+        shares = amounts / amounts.sum(-1, keepdim=True).clamp_min(torch.finfo(amounts.dtype).tiny)
+        return torch.cat([contributions[:, :1] * shares, contributions[:, 1:]], dim=1)
+
+
+def _turned(whitening: Tensor) -> Tensor:
+    W = whitening.double()
+    return (channel_turn(W) @ W).to(whitening)
 
 
 @torch.no_grad()
