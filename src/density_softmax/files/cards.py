@@ -12,6 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 
 from density_softmax.errors import UserError
 from density_softmax.files import write_text
@@ -100,8 +101,9 @@ def from_json(kind: Any, value: Any) -> Any:
         KeyError, TypeError, ValueError: if it is not of that kind.
     """
     origin, args = get_origin(kind), get_args(kind)
-    if origin is np.ndarray:
-        return np.array(value, get_args(args[1])[0])
+    # From numpy 2.5 on, which needs Python 3.12, NDArray is an alias of its own kind.
+    if origin is np.ndarray or origin is get_origin(NDArray[Any]):
+        return np.array(value, args[0] if len(args) == 1 else get_args(args[1])[0])
     if origin in (Union, UnionType):
         return None if value is None else from_json(_fitting(args, value), value)
     if origin in (list, tuple):
