@@ -273,7 +273,7 @@ GRIDS = {
     },
     "toy": Table("toy", "toy", METHODS, TOY, SEEDS.format("toy")),
     "toy-ovals": Table(
-        "toy",
+        "toy_ovals",
         "toy",
         tuple(line._replace(variant="data.shape=two_ovals") for line in METHODS),
         TOY,

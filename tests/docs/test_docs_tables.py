@@ -44,7 +44,6 @@ WAITING = {
     ("docs/record.md", "CIFAR-10 trained on two cores"),
     ("docs/record.md", "How much is calibration, how much the network?"),
     ("docs/record.md", "Digits"),
-    ("docs/methods.md", "Two moons and two ovals"),
     ("docs/results.md", "Trained from scratch, one pass is calibrated like an ensemble"),
     ("docs/choosing.md", "On real data"),
 }
