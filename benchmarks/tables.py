@@ -330,7 +330,7 @@ def main() -> None:
     models = attached_models(options.attach) if options.attach else MODELS
     reference = options.attach or "MLPClassifier"
     evaluate("iris", 0)  # imports take time, which is not that of a training
-    names, means, rows = HALVES[options.half], {}, []
+    names, means, rows = HALVES[options.half], {}, list[Row]()
     recipe = f"tables/{options.attach}" if options.attach else "tables"
     print("table, model, CPU seconds,", ", ".join(" ".join(column) for column in COLUMNS))
     for name in names:
