@@ -98,6 +98,7 @@ def test_an_alarm_is_shown_and_acknowledged_by_a_button(browser, running):
     assert not browser.run("document.querySelector('#acknowledge').offsetParent")
     rows = "".join("99,99,99\n" for _ in range(200))
     drop(browser, ("rows.csv", "text/csv", f"{','.join(COLUMNS)}\n{rows}".encode()))
+    wait(browser, "document.querySelector('.summary')?.textContent.startsWith('200 inputs')")
     wait(browser, "document.querySelector('#status').textContent === 'the stream has changed'")
     browser.run("document.querySelector('#acknowledge').click()")
     wait(browser, "document.querySelector('#status').textContent === 'no change seen'")

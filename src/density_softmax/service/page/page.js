@@ -4,7 +4,7 @@ const ACTIONS = ["answer", "abstain", "unknown", "none"];
 const WORDS = { answer: "answered", abstain: "abstained", unknown: "unknown", none: "no policy", bad: "not read" };
 const MOST_CARDS = 12, MOST_LINES = 200, EVERY = 2000;
 const byId = (id) => document.getElementById(id);
-const state = { model: null, info: null, token: sessionStorage.getItem("token") };
+const state = { model: null, info: null, asked: 0, shown: 0, token: sessionStorage.getItem("token") };
 
 function element(tag, attributes = {}, ...children) {
   const svg = ["svg", "g", "rect", "line", "path", "circle", "text", "title"].includes(tag);
@@ -55,6 +55,7 @@ async function begin() {
 
 async function choose(name) {
   state.model = name;
+  state.shown = state.asked; // what was asked for another model is not shown
   byId("models").value = name;
   state.info = await ask(`/v2/models/${encodeURIComponent(name)}`);
   const { class_names: classes, policy } = state.info.parameters;
@@ -217,12 +218,19 @@ function tableOf(records) {
 }
 
 // --- the monitor -------------------------------------------------------------------------------
+// Answers can overtake each other: one that was asked for before what is shown is out of date.
 async function watch() {
-  showMonitor(await ask(`/monitor/${encodeURIComponent(state.model)}`));
+  const number = state.asked += 1;
+  const found = await ask(`/monitor/${encodeURIComponent(state.model)}`);
+  if (number <= state.shown) return;
+  state.shown = number;
+  showMonitor(found);
 }
 
 async function acknowledge() {
-  showMonitor(await ask(`/monitor/${encodeURIComponent(state.model)}/acknowledge`, { method: "POST" }));
+  const found = await ask(`/monitor/${encodeURIComponent(state.model)}/acknowledge`, { method: "POST" });
+  state.shown = state.asked;
+  showMonitor(found);
 }
 
 function showMonitor(found) {
