@@ -366,8 +366,8 @@ def test_an_interrupt_says_how_to_continue(monkeypatch, capsys):
 def test_a_killed_process_resumes_to_the_weights_of_an_undisturbed_one(tmp_path):
     command = [sys.executable, "-m", "density_softmax", "train", "toy", "--no-share"]
     command += settings(
-        "method.representation.epochs=20",
-        "method.density.descent.epochs=20",
+        "method.representation.epochs=6",
+        "method.density.descent.epochs=6",
         "engine.checkpoint_seconds=0.0",
     )
     quiet = {"stdout": subprocess.DEVNULL, "check": True, "timeout": 120}
