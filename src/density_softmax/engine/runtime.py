@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import platform
@@ -75,9 +76,17 @@ def start(config: EngineConfig) -> Fabric:
     """
     fabric = _fabric(config)
     fabric.launch()
+    if fabric.world_size > 1:
+        atexit.register(_leave_group)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     return fabric
+
+
+def _leave_group() -> None:
+    """Without this, the threads of a process group can abort a process that is about to end."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _fabric(config: EngineConfig) -> Fabric:
