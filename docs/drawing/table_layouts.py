@@ -167,7 +167,10 @@ def labelled(shift: str) -> tuple[Column, ...]:
     """The columns of a test set and of the means over its corruptions."""
     names = {"nll": "NLL ↓", "accuracy": "accuracy ↑", "ece": "ECE ↓"}
     inside = [Column(head, "iid", metric, three) for metric, head in names.items()]
-    means = [Column(f"c{head}", shift, f"c{metric}", three) for metric, head in names.items()]
+    means = [
+        Column(f"c{head[0].upper()}{head[1:]}", shift, f"c{metric}", three)
+        for metric, head in names.items()
+    ]
     return (*inside, *means)
 
 

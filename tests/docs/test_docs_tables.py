@@ -43,7 +43,6 @@ def test_every_line_of_a_shown_table_has_rows_or_is_said_to_be_missing() -> None
 WAITING = {
     ("docs/record.md", "CIFAR-10 trained on two cores"),
     ("docs/record.md", "How much is calibration, how much the network?"),
-    ("docs/record.md", "Digits"),
     ("docs/results.md", "Trained from scratch, one pass is calibrated like an ensemble"),
     ("docs/choosing.md", "On real data"),
 }
