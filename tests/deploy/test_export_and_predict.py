@@ -101,6 +101,16 @@ def test_export_shows_parity_and_thresholds(run_directory, monkeypatch, tmp_path
     assert f"exported: {file}" in text
 
 
+def test_an_exported_file_tells_the_layers_apart_if_asked(monkeypatch, tmp_path, table):
+    out, file, answered = tmp_path / "run", tmp_path / "model.onnx", tmp_path / "answers.csv"
+    experts = ("method.density=gaussian", "method.classes=true", 'method.layers=["input"]')
+    settings = (*SETTINGS[1:], "method.representation.epochs=1", *experts)
+    run(Run(prepare("toy", "density_softmax", settings), 0, out), progress=False)
+    assert call(monkeypatch, "export", out, file, "--by-layer") == 0
+    assert call(monkeypatch, "predict", file, table, "--out", answered) == 0
+    assert "layers/input" in answers(answered.read_text())[0]
+
+
 def test_predict_shows_throughput_and_keeps_the_output_clean(exported, table, monkeypatch, capsys):
     assert call(monkeypatch, "predict", exported, table) == 0
     streams = capsys.readouterr()

@@ -191,6 +191,15 @@ def test_attach_takes_a_classifier_and_keeps_its_labels(attached, forest, moons)
     assert pd.isna(attached.predict(1e6 * moons[0], abstain=0.05)).all()
 
 
+def test_no_layers_can_be_asked_of_any_classifier(attached, forest, moons):
+    train = make_moons(300, noise=0.15, random_state=1)
+    for none in ((), []):
+        again = ds.attach(forest, train=train, calibration=moons, layers=none, progress=False)
+        np.testing.assert_array_equal(
+            again.predict_proba(moons[0]), attached.predict_proba(moons[0])
+        )
+
+
 def test_what_is_attached_can_be_cloned_and_fitted_again(attached, forest, moons):
     again = clone(attached).fit(*moons)
     assert again.estimator_ is not forest

@@ -1,5 +1,7 @@
 """Every channel gets its part of what the experts contribute, and the parts add up."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from density_softmax.nn.densities import (
     GaussianMixtureDensity,
     TiedMixtureDensity,
 )
+from density_softmax.recipes.attach import closed_form
 from density_softmax.training import Descent, Estimate
 from density_softmax.types import Batch
 
@@ -161,5 +164,7 @@ def test_predictions_divided_by_layer_name_the_layer_that_moved(tmp_path):
 
 def test_only_layers_can_be_told_apart():
     x, y = torch.randn(90, WIDTH), torch.arange(90) % CLASSES
-    with pytest.raises(UserError, match="by_layer"):
-        ds.attach(Branches(), train=(x, y), calibration=(x, y), layers=(), by_layer=True)
+    without_classes = replace(closed_form(("left",)), classes=False)
+    for options in ({"layers": ()}, {"method": without_classes}, {"method": "energy"}):
+        with pytest.raises(UserError, match="by_layer"):
+            ds.attach(Branches(), train=(x, y), calibration=(x, y), by_layer=True, **options)

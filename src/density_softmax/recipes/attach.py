@@ -36,10 +36,12 @@ def divided_by_layer(config: MethodConfig) -> DensitySoftmax.Config:
     """The same settings, with predictions that tell what each layer contributes.
 
     Args:
-        config: settings of Density-Softmax with layers.
+        config: settings of Density-Softmax with layers, a Gaussian of them and class-aware experts.
     """
-    if not isinstance(config, DensitySoftmax.Config) or not config.layers:
-        raise UserError(
-            "by_layer: only Density-Softmax with layers can tell what a layer contributes"
-        )
-    return replace(config, by_layer=True)
+    match config:
+        case DensitySoftmax.Config(layers=(_, *_), classes=True, density=GaussianDensity.Config()):
+            return replace(config, by_layer=True)
+    raise UserError(
+        "by_layer: only Density-Softmax with layers, a Gaussian density and class-aware experts, "
+        "as attach has them, can tell what a layer contributes"
+    )
