@@ -23,7 +23,12 @@ from density_softmax.runs.rows import write_rows
 from density_softmax.runs.run import Run, find_runs
 from density_softmax.types import Row
 
-COLUMNS = {"cnll": "cNLL", "ccalibrated_nll": "calibrated", "caccuracy": "cAccuracy"}
+COLUMNS = {
+    "caccuracy": "cAccuracy",
+    "cnll": "cNLL",
+    "ccalibrated_nll": "calibrated",
+    "cundone_nll": "left undone",
+}
 # Probabilities are kept in single precision; one that has become 0 is to have a logarithm.
 SMALLEST = 1e-38
 
@@ -53,7 +58,9 @@ def of_split(run: Run, split: str) -> dict[str, float]:
     prediction, y = run.prediction(split)
     logits = prediction.probs.double().clamp_min(SMALLEST).log()
     calibrated = nll_of_samples(logits / fit_temperature(logits, y), y).mean().item()
-    return {**label_metrics(prediction, y), "calibrated_nll": calibrated}
+    found = label_metrics(prediction, y)
+    undone = found["nll"] - calibrated
+    return {**found, "calibrated_nll": calibrated, "undone_nll": undone}
 
 
 def table(rows: list[Row]) -> str:
@@ -61,12 +68,10 @@ def table(rows: list[Row]) -> str:
     found: dict[tuple[object, ...], dict[str, float]] = {}
     for row in rows:
         found.setdefault(row[:5], {})[row.metric] = row.value
-    head = ["method", "variant", "seed", "shift", *COLUMNS.values(), "left undone"]
+    head = ["method", "variant", "seed", "shift", *COLUMNS.values()]
     lines = [head, ["---"] * len(head)]
     for (_, *label), values in found.items():
-        undone = values["cnll"] - values["ccalibrated_nll"]
-        figures = [f"{value:.3f}" for value in (*values.values(), undone)]
-        lines.append([str(part) for part in label] + figures)
+        lines.append([str(part) for part in label] + [f"{v:.3f}" for v in values.values()])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -183,10 +183,27 @@ def detected(*sets: tuple[str, str]) -> tuple[Column, ...]:
     )
 
 
+def shift_of(recipe: str) -> str:
+    """The corruptions that a recipe evaluates."""
+    return f"{recipe.removesuffix('_small')}-c"
+
+
+def without_accuracy(recipe: str, ood: Sequence[Column] = ()) -> tuple[Column, ...]:
+    """The columns of a recipe but for accuracies."""
+    columns = (*labelled(shift_of(recipe)), *ood)
+    return tuple(column for column in columns if "accuracy" not in column.metric)
+
+
 def differences(columns: Sequence[Column]) -> tuple[Column, ...]:
-    """The differences from Density-Softmax in some columns, those of accuracies aside."""
-    shown = [column for column in columns if "accuracy" not in column.metric]
-    return tuple(c._replace(metric=f"difference:{c.metric}", form=signed) for c in shown)
+    """The differences from Density-Softmax in some columns."""
+    return tuple(c._replace(metric=f"difference:{c.metric}", form=signed) for c in columns)
+
+
+def undone(shift: str) -> tuple[Column, ...]:
+    """The columns that tell calibration from the network's own errors."""
+    names = {"cnll": "cNLL ↓", "ccalibrated_nll": "with the best temperature of each set ↓"}
+    names |= {"cundone_nll": "left undone ↓"}
+    return tuple(Column(head, shift, metric, three) for metric, head in names.items())
 
 
 def is_itself(table: Table, line: Line) -> bool:
@@ -195,12 +212,13 @@ def is_itself(table: Table, line: Line) -> bool:
     return compared and (line.method, line.variant) == ("density_softmax", "default")
 
 
-def beside_paper(recipe: str, shift: str) -> tuple[Column, ...]:
+def beside_paper(recipe: str) -> tuple[Column, ...]:
     """Ours and the paper's numbers in turn."""
+    quoted = recipe.removesuffix("_small")
     return tuple(
         each
-        for column in labelled(shift)
-        for each in (column, column._replace(title="paper", quoted=recipe))
+        for column in labelled(shift_of(recipe))
+        for each in (column, column._replace(title="paper", quoted=quoted))
     )
 
 
@@ -237,6 +255,15 @@ FORM = (
         FLOW.format("range, scale.averaged=true"),
     ),
     Line("the paper's text: `max`, RealNVP, head stage", "density_softmax", FLOW.format("max")),
+)
+SIX = tuple(
+    line
+    for line in METHODS
+    if line.method
+    in {
+        *("deterministic", "temperature_scaling", "sngp", "ddu"),
+        *("deep_ensemble", "density_softmax"),
+    }
 )
 SEEDS = "density-softmax benchmark {} --methods all --seeds 3"
 SMALL = {
@@ -284,10 +311,14 @@ GRIDS = {
     ),
     "digits": Table("digits", "digits", METHODS, labelled("digits-c"), SEEDS.format("digits")),
     "digits-differences": Table(
-        "digits", "digits", METHODS, differences(labelled("digits-c")), SEEDS.format("digits")
+        "digits",
+        "digits",
+        METHODS,
+        differences(without_accuracy("digits")),
+        SEEDS.format("digits"),
     ),
     **{
-        name: Table(name, name, METHODS, (*labelled(f"{name[:-6]}-c"), *ood), SEEDS.format(name))
+        name: Table(name, name, METHODS, (*labelled(shift_of(name)), *ood), SEEDS.format(name))
         for name, ood in SMALL.items()
     },
     **{
@@ -295,14 +326,26 @@ GRIDS = {
             name,
             name,
             METHODS,
-            differences((*labelled(f"{name[:-6]}-c"), *ood)),
+            differences(without_accuracy(name, ood)),
             SEEDS.format(name),
         )
         for name, ood in SMALL.items()
     },
     **{
-        f"{name}-paper": Table(
-            name, name, METHODS, beside_paper(name[:-6], f"{name[:-6]}-c"), SEEDS.format(name)
+        f"{name}-paper": Table(name, name, METHODS, beside_paper(name), SEEDS.format(name))
+        for name in SMALL
+    },
+    **{
+        f"{name}-short": Table(name, name, SIX, without_accuracy(name, ood), SEEDS.format(name))
+        for name, ood in SMALL.items()
+    },
+    **{
+        f"{name}-calibrated": Table(
+            f"{name}_calibrated",
+            name,
+            METHODS,
+            undone(shift_of(name)),
+            f"python benchmarks/calibrated_nll.py runs/{name}",
         )
         for name in SMALL
     },
