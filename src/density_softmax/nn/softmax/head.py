@@ -133,11 +133,14 @@ def entropy_of_logits(logits: Tensor) -> Tensor:
 
 
 def energy_of_logits(logits: Tensor) -> Tensor:
-    """log Σ exp(logits), (..., 1), in half the operations of `torch.logsumexp`.
+    """log Σ exp(logits), (..., 1).
 
     Args:
         logits: (..., classes).
     """
+    if torch.compiler.is_compiling():  # or exporting, where it is one operation
+        return logits.logsumexp(-1, keepdim=True)
+    # Half of what `torch.logsumexp` does.
     return logits[..., :1] - logits.log_softmax(-1)[..., :1]
 
 
