@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pictures
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -20,7 +21,7 @@ from density_softmax.report.style import DARK_BLUE, INK, PAGE, add_axes, new_fig
 from density_softmax.runs.rows import read_rows
 from density_softmax.types import Row
 
-DOCS = Path(__file__).parent.parent
+ROWS = "posthoc_cifar10.csv"
 NETWORKS = ("resnet20", "resnet32")
 NEAR, FAR = "cifar100", "svhn"
 LOWEST = 0.8  # methods below stand at the edge
@@ -48,13 +49,12 @@ SHOWN = (
 def main() -> None:
     """Draw and write."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=DOCS / "images", help="the folder to write to")
+    parser.add_argument("--out", type=Path, default=pictures.IMAGES, help="the folder to write to")
     out: Path = parser.parse_args().out
-    rows = read_rows(DOCS / "results" / "posthoc_cifar10.csv")
+    rows = read_rows(pictures.RESULTS / ROWS)
     for name, networks in (("detection", NETWORKS), ("detection_resnet20", NETWORKS[:1])):
         with paper_style():
-            draw_networks(rows, networks).savefig(out / f"{name}.svg", metadata={"Date": None})
-        print(out / f"{name}.svg")
+            pictures.save(draw_networks(rows, networks), out / f"{name}.svg", [ROWS])
 
 
 def draw_networks(rows: list[Row], networks: Sequence[str]) -> Figure:
