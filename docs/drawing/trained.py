@@ -71,6 +71,7 @@ def draw_values(axes: Axes, kinds: Sequence[str], values: Values) -> None:
             axes.plot(
                 mean(values[kind]), number, "o", ms=4, mec=color, mfc="white" if several else color
             )
+    axes.locator_params(axis="x", nbins=5)
     if "density_softmax" in values:
         axes.axvline(mean(values["density_softmax"]), color=DARK_BLUE, lw=0.5, ls=":", zorder=0)
 
