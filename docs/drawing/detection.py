@@ -15,6 +15,7 @@ from pathlib import Path
 import pictures
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from result_tables import RESULTS
 
 from density_softmax.methods import MethodConfig
 from density_softmax.report.style import DARK_BLUE, INK, PAGE, add_axes, new_figure, paper_style
@@ -51,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=pictures.IMAGES, help="the folder to write to")
     out: Path = parser.parse_args().out
-    rows = read_rows(pictures.RESULTS / ROWS)
+    rows = read_rows(RESULTS / ROWS)
     for name, networks in (("detection", NETWORKS), ("detection_resnet20", NETWORKS[:1])):
         with paper_style():
             pictures.save(draw_networks(rows, networks), out / f"{name}.svg", [ROWS])

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from result_tables import RESULTS
 
-DOCS = Path(__file__).parent.parent
-RESULTS, IMAGES = DOCS / "results", DOCS / "images"
+IMAGES = RESULTS.parent / "images"
 SOURCE = re.compile(r"([\w-]+\.csv) ([0-9a-f]{16})")
 
 

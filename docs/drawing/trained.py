@@ -17,6 +17,7 @@ import pictures
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from result_tables import RESULTS
 
 from density_softmax.methods import MethodConfig, kinds_of
 from density_softmax.report.style import DARK_BLUE, INK, add_legend, lined_figure, paper_style
@@ -34,7 +35,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=pictures.IMAGES, help="the folder to write to")
     out: Path = parser.parse_args().out
     names = [f"{name}_small.csv" for name in SETS.values()]
-    rows = [row for name in names for row in read_rows(pictures.RESULTS / name)]
+    rows = [row for name in names for row in read_rows(RESULTS / name)]
     with paper_style():
         pictures.save(draw(rows), out / "trained.svg", names)
 
