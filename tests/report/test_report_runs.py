@@ -91,8 +91,11 @@ def test_the_first_seed_stands_for_each_line(tmp_path: Path, make: MakeRun) -> N
     assert [(run.kind, run.seed) for run in found] == [("deterministic", 1), ("sngp", 4)]
 
 
-def test_runs_are_compared_with_those_on_the_same_data(tmp_path: Path, make: MakeRun) -> None:
-    for changes in ([], ["data_seed=3"], ["data.shape=two_ovals"]):
+def test_runs_are_compared_with_those_on_the_same_data_in_the_same_precision(
+    tmp_path: Path, make: MakeRun
+) -> None:
+    half = "engine.precision=bf16-mixed"
+    for changes in ([], ["data_seed=3"], ["data.shape=two_ovals"], [half]):
         make("deterministic", changes)
         make("density_softmax", [*changes, "method.scale=max"])
     found = {each.name: each.labels for each in settings_of(finished(tmp_path))}
@@ -100,6 +103,7 @@ def test_runs_are_compared_with_those_on_the_same_data(tmp_path: Path, make: Mak
     assert found == {
         "toy": ["ERM", "ERM (data_seed=3)", f"{ours})", f"{ours}, data_seed=3)"],
         "toy (shape=two_ovals)": ["ERM", f"{ours})"],
+        "toy (precision=bf16-mixed)": ["ERM", f"{ours})"],
     }
 
 

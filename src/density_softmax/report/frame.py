@@ -111,10 +111,10 @@ class Splits:
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs of one recipe on the same data: what a figure compares.
+    """Runs of one recipe on the same data, computed in the same way: what a figure compares.
 
     Attributes:
-        name: the recipe and how its data deviate.
+        name: the recipe and how its data and its engine deviate.
         runs: in the order of their lines.
     """
 
@@ -162,13 +162,13 @@ def settings_of(runs: Iterable[Run]) -> list[Setting]:
 
 
 def line_of(run: Run, ignored: Callable[[str, Any], bool] = lambda path, value: False) -> Line:
-    """The method of a run and its changes, those of the data aside.
+    """The method of a run and its changes, those of the data and the engine aside.
 
     Args:
         run: any run.
         ignored: whether a change, given its path and value, does not count either.
     """
-    changes = {path: value for path, value in run.variant.items() if not _of_data(path)}
+    changes = {path: value for path, value in run.variant.items() if not _of_setting(path)}
     counted = [path for path, value in changes.items() if not ignored(path, value)]
     return Line(run.kind, tuple(variant_text({path: changes[path]}) for path in counted))
 
@@ -341,12 +341,12 @@ def _shown(levels: Mapping[int, Sequence[str]]) -> str:
 
 
 def _setting(run: Run) -> str:
-    changes = {path: value for path, value in run.variant.items() if _of_data(path)}
+    changes = {path: value for path, value in run.variant.items() if _of_setting(path)}
     return setting_name(run.recipe.name, changes)
 
 
-def _of_data(path: str) -> bool:
-    return f"{path}.".startswith("data.")
+def _of_setting(path: str) -> bool:
+    return f"{path}.".startswith(("data.", "engine."))
 
 
 def _penalty_of(run: Run) -> Penalty | None:

@@ -121,14 +121,14 @@ def metric_order(metric: str) -> int:
     return known.index(name) if name in _METRICS else len(known)
 
 
-def setting_name(recipe: str, data_changes: Mapping[str, Any]) -> str:
-    """A recipe and how its data deviate: results are compared within a setting, not across.
+def setting_name(recipe: str, changed: Mapping[str, Any]) -> str:
+    """A recipe and how its data and engine deviate: results are compared within a setting.
 
     Args:
         recipe: its name.
-        data_changes: by path, such as `data.shape`, the values that were changed.
+        changed: by path, such as `data.shape` or `engine.precision`, the values that were changed.
     """
-    changes = [f"{k.removeprefix('data.')}={_words(v)}" for k, v in data_changes.items()]
+    changes = [f"{path.partition('.')[2] or path}={_words(v)}" for path, v in changed.items()]
     return readable(f"{recipe} ({', '.join(changes)})" if changes else recipe)
 
 
