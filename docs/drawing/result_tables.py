@@ -7,7 +7,8 @@ A table stands in a page between `<!-- table: NAME -->` and `<!-- end of table -
 table_layouts.py says which rows, lines and columns it has. --check changes nothing and fails where
 a page is not what its rows say. --keep takes from the file ROWS, such as a report's rows.csv, what
 the tables of docs/results/NAME.csv show, and replaces that file. --commit says at which commit the
-runs were made, which docs/results/commits.csv keeps and the page says below the table.
+runs were made, which docs/results/commits.csv keeps and the page says below the table; rows of the
+same commit that ROWS lacks then stay, as the runs of a grid may be on several machines.
 
 The rows of a grid of runs come from its report, which finds all runs below a folder:
 
@@ -23,7 +24,8 @@ import math
 import re
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
@@ -71,7 +73,7 @@ def written(text: str) -> str:
 def markdown(table: Table) -> str:
     """A table in Markdown; where there are several seeds, mean ± standard deviation."""
     found = {line: rows_of(table, line) for line in table.lines}
-    several = table.grid and len({row.seed for rows in found.values() for row in rows}) > 1
+    several = len({row.seed for rows in found.values() for row in rows}) > 1
     body = [
         [line.label, *seeds(rows, several), *(cell(line, rows, c) for c in table.columns)]
         for line, rows in found.items()
@@ -80,38 +82,51 @@ def markdown(table: Table) -> str:
     head = ["", *(["seeds"] if several else []), *(column.title for column in table.columns)]
     lines = [head, ["---", *("--:" for _ in head[1:])], *body]
     text = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    return f"{text}\n{origin(table)}\n" if table.grid else text
+    return f"{text}\n{origin(table)}\n"
 
 
 def origin(table: Table) -> str:
-    """A line below the results of a grid: where they come from, and what is missing."""
+    """A line below a table: where its rows come from, and what is missing."""
     missing = [
         line.label.strip("*")
         for line in table.lines
         if not rows_of(table, line) and not is_itself(table, line)
     ]
-    text = f"`{table.grid}`, commit {commits().get(table.rows, 'unknown')[:7]}."
+    text = f"`{table.command}`, commit {commits()[table.rows][:7]}."
     return f"*{text} Not run yet: {', '.join(missing)}.*" if missing else f"*{text}*"
 
 
 def rows_of(table: Table, line: Line) -> list[Row]:
     """The kept rows of a line that its table shows."""
-    shown = {(c.split, metric) for c in table.columns if not c.quoted for metric in parts(c)}
+    patterns = shown(table, line)
     return [
         row
         for row in kept(table.rows)
         if (row.recipe, row.method) == (table.recipe, line.method)
-        and is_variant(row.variant, line.variant)
-        and (row.split, row.metric) in shown
+        and is_variant(table.variant_of(row), line.variant)
+        and fits(row, patterns)
     ]
 
 
-def is_variant(variant: str, wanted: str) -> bool:
+def shown(table: Table, line: Line) -> set[tuple[str, str]]:
+    """Patterns of splits and metrics: of what rows the numbers of a line are made."""
+    ours = [column for column in table.columns if not column.quoted]
+    return {(column.split or line.split, metric) for column in ours for metric in parts(column)}
+
+
+def fits(row: Row, patterns: Iterable[tuple[str, str]]) -> bool:
+    """Whether a row is of one of these patterns."""
+    return any(row.metric == metric and fnmatchcase(row.split, split) for split, metric in patterns)
+
+
+def is_variant(variant: str | None, wanted: str) -> bool:
     """Whether a variant is the wanted one, or begins as it does if it ends with a star."""
+    if variant is None:
+        return False
     return variant.startswith(wanted[:-1]) if wanted.endswith("*") else variant == wanted
 
 
-def seeds(rows: Sequence[Row], several: bool | str) -> list[str]:
+def seeds(rows: Sequence[Row], several: bool) -> list[str]:
     """The number of seeds, in a table that has a column for it."""
     return [str(len({row.seed for row in rows}))] if several else []
 
@@ -123,7 +138,9 @@ def cell(line: Line, rows: Sequence[Row], column: Column) -> str:
     if column.quoted:
         quote = paper_value(column.quoted, line.method, column.metric, column.split)
         return MISSING if quote is None else column.form(quote)
-    found = values(rows, column.split, column.metric)
+    found = values(rows, column.split or line.split, column.metric)
+    if "*" in line.split and found:
+        found = [column.over(found)]
     if not found or not all(map(math.isfinite, found)):
         return MISSING
     mean = column.form(statistics.fmean(found))
@@ -143,8 +160,8 @@ def with_interval(mean: str, rows: Sequence[Row], column: Column) -> str:
 
 
 def values(rows: Sequence[Row], split: str, metric: str) -> list[float]:
-    """The values of rows of a metric on a split."""
-    return [row.value for row in rows if (row.split, row.metric) == (split, metric)]
+    """The values of rows of a metric on a split, or on all splits of a pattern."""
+    return [row.value for row in rows if row.metric == metric and fnmatchcase(row.split, split)]
 
 
 @cache
@@ -160,16 +177,35 @@ def commits() -> dict[str, str]:
 
 
 def keep(name: str, rows: Path, commit: str | None) -> None:
-    """Replace docs/results/NAME.csv by the rows of a file that its tables show."""
-    tables = [table for table in TABLES.values() if table.rows == name]
-    shown = {(c.split, metric) for table in tables for c in table.columns for metric in parts(c)}
-    recipes = {table.recipe for table in tables}
-    chosen = [r for r in read_rows(rows) if r.recipe in recipes and (r.split, r.metric) in shown]
+    """Put the rows of a file that tables show into docs/results/NAME.csv.
+
+    Lines of the same commit that the file lacks stay: the runs of a grid may be on many machines.
+    """
+    patterns = dict[str, set[tuple[str, str]]]()
+    for table in TABLES.values():
+        if table.rows == name:
+            patterns.setdefault(table.recipe, set()).update(*(shown(table, x) for x in table.lines))
+    chosen = [row for row in read_rows(rows) if fits(row, patterns.get(row.recipe, ()))]
+    if commit is not None and commits().get(name) == commit:
+        chosen = merged(read_rows(RESULTS / f"{name}.csv"), chosen)
     write_rows(RESULTS / f"{name}.csv", chosen)
     if commit is not None:
         lines = sorted({**commits(), name: commit}.items())
         text = "".join(f"{rows},{each}\n" for rows, each in [("rows", "commit"), *lines])
         (RESULTS / "commits.csv").write_text(text, encoding="utf-8")
+
+
+def merged(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
+    """Rows with those of the same runs replaced, in the order of lines and seeds."""
+    replaced = set(map(source, new))
+    rows = [row for row in old if source(row) not in replaced] + list(new)
+    order = {line: number for number, line in enumerate(dict.fromkeys(row[:3] for row in rows))}
+    return sorted(rows, key=lambda row: (order[row[:3]], row.seed))
+
+
+def source(row: Row) -> tuple[object, ...]:
+    """What a row was computed from: a run, or for a difference all runs of its line."""
+    return (*row[:3], "all" if row.metric.startswith("difference") else row.seed)
 
 
 def parts(column: Column) -> tuple[str, ...]:

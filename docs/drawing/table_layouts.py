@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import fmean, median
 from typing import NamedTuple
 
 from density_softmax.methods import MethodConfig, kinds_of
+from density_softmax.types import Row
 
 Format = Callable[[float], str]
 
@@ -18,12 +20,14 @@ class Line(NamedTuple):
         method: the registry key.
         variant: as in rows; with a star at its end, how the variant begins.
         detects: whether it has a score of its own; another's is not shown twice.
+        split: where a column names none; with a star, all splits of this pattern.
     """
 
     label: str
     method: str
     variant: str = "default"
     detects: bool = True
+    split: str = ""
 
 
 class Column(NamedTuple):
@@ -31,10 +35,11 @@ class Column(NamedTuple):
 
     Attributes:
         title: what the page calls it.
-        split: of its rows.
+        split: of its rows; empty if the line names it.
         metric: of its rows; that of a `difference:` is printed with its interval.
         form: how a number is printed.
         quoted: the recipe of the paper whose published numbers these are, if they are none of ours.
+        over: what several splits become, a mean or a median.
     """
 
     title: str
@@ -42,6 +47,7 @@ class Column(NamedTuple):
     metric: str
     form: Format
     quoted: str = ""
+    over: Callable[[Sequence[float]], float] = fmean
 
 
 class Table(NamedTuple):
@@ -50,17 +56,26 @@ class Table(NamedTuple):
     Attributes:
         rows: the name of a file under docs/results, without ending.
         recipe: of its rows.
-        lines: in their order; those without rows are left out.
+        lines: in their order; those without rows are left out, and said to be missing.
         columns: in their order.
-        grid: the command whose runs they are, where that is one. Then the page names the commit,
-            says what has not been run, and how many seeds a line has.
+        command: makes the rows.
+        setting: what was set in all of these runs, `path=value`, and ends their variants.
     """
 
     rows: str
     recipe: str
     lines: Sequence[Line]
     columns: Sequence[Column]
-    grid: str = ""
+    command: str
+    setting: str = ""
+
+    def variant_of(self, row: Row) -> str | None:
+        """The variant of a row but for the setting; None if it was made in another one."""
+        if not self.setting:
+            return row.variant
+        if not row.variant.endswith(self.setting):
+            return None
+        return row.variant.removesuffix(self.setting).removesuffix(", ") or "default"
 
 
 def three(value: float) -> str:
@@ -71,6 +86,11 @@ def three(value: float) -> str:
 def two(value: float) -> str:
     """Two decimals."""
     return f"{value:.2f}"
+
+
+def whole(value: float) -> str:
+    """No decimals."""
+    return f"{value:.0f}"
 
 
 def signed(value: float) -> str:
@@ -266,6 +286,10 @@ FORM = (
 FIRST = ("deterministic", "temperature_scaling", "sngp", "ddu", "deep_ensemble", "density_softmax")
 SIX = tuple(line for line in METHODS if line.method in FIRST)
 SEEDS = "density-softmax benchmark {} --methods all --seeds 3"
+OVALS = "data.shape=two_ovals"
+# In all runs of the small CIFAR recipes: half the time on a CPU that computes in bfloat16.
+HALF = "engine.precision=bf16-mixed"
+IN_HALF = f"{SEEDS} --set {HALF}"
 SMALL = {
     "cifar10_small": detected(("SVHN", "svhn"), ("CIFAR-100", "cifar100")),
     "cifar100_small": detected(("SVHN", "svhn"), ("CIFAR-10", "cifar10")),
@@ -287,7 +311,10 @@ HELD_OUT = (
     Column("NLL, four corruptions ↓", "heldout", "cnll", three),
     Column("ECE, four corruptions ↓", "heldout", "cece", three),
 )
-ABLATED = "density-softmax benchmark cifar10_small --ablation {}"
+HELD_OUT_SHIFTS = (
+    "python benchmarks/held_out_shifts.py RUN --quantiles 0.1 0.5 0.9 --budgets 0.0125 0.03"
+)
+ABLATED = f"density-softmax benchmark cifar10_small --ablation {{}} --set {HALF}"
 GRIDS = {
     **{
         f"{recipe}-chosen": Table(
@@ -295,6 +322,7 @@ GRIDS = {
             recipe,
             tuple(Line(label, method, variant) for label, variant in CHOSEN.items()),
             HELD_OUT,
+            HELD_OUT_SHIFTS,
         )
         for recipe, method in (
             ("cifar10_small", "density_softmax"),
@@ -305,9 +333,10 @@ GRIDS = {
     "toy-ovals": Table(
         "toy_ovals",
         "toy",
-        tuple(line._replace(variant="data.shape=two_ovals") for line in METHODS),
+        METHODS,
         TOY,
-        "density-softmax benchmark toy --methods all --set data.shape=two_ovals",
+        f"density-softmax benchmark toy --methods all --set {OVALS}",
+        OVALS,
     ),
     "digits": Table("digits", "digits", METHODS, labelled("digits-c"), SEEDS.format("digits")),
     "digits-differences": Table(
@@ -318,7 +347,9 @@ GRIDS = {
         SEEDS.format("digits"),
     ),
     **{
-        name: Table(name, name, METHODS, (*labelled(shift_of(name)), *ood), SEEDS.format(name))
+        name: Table(
+            name, name, METHODS, (*labelled(shift_of(name)), *ood), IN_HALF.format(name), HALF
+        )
         for name, ood in SMALL.items()
     },
     **{
@@ -327,17 +358,18 @@ GRIDS = {
             name,
             METHODS,
             differences(without_accuracy(name, ood)),
-            SEEDS.format(name),
+            IN_HALF.format(name),
+            HALF,
         )
         for name, ood in SMALL.items()
     },
     **{
-        f"{name}-paper": Table(name, name, METHODS, beside_paper(name), SEEDS.format(name))
+        f"{name}-paper": Table(name, name, METHODS, beside_paper(name), IN_HALF.format(name), HALF)
         for name in SMALL
     },
     **{
         f"{name}-short": Table(
-            name, name, SIX, without_accuracy(name, by_own_score(ood)), SEEDS.format(name)
+            name, name, SIX, without_accuracy(name, by_own_score(ood)), IN_HALF.format(name), HALF
         )
         for name, ood in SMALL.items()
     },
@@ -348,6 +380,7 @@ GRIDS = {
             METHODS,
             undone(shift_of(name)),
             f"python benchmarks/calibrated_nll.py runs/{name}",
+            HALF,
         )
         for name in SMALL
     },
@@ -358,9 +391,22 @@ GRIDS = {
             lines,
             (*labelled("cifar10-c"), *SMALL["cifar10_small"]),
             ABLATED.format(ablation),
+            HALF,
         )
         for ablation, lines in (("lambda", PENALTIES), ("components", PARTS), ("forms", FORM))
     },
+    "cifar10_small-precision": Table(
+        "cifar10_small",
+        "cifar10_small",
+        tuple(
+            line._replace(label=f"{line.label}, {words}", variant=variant)
+            for line in SIX
+            for words, variant in (("float32", "default"), ("bfloat16", HALF))
+            if line.method != "temperature_scaling"
+        ),
+        without_accuracy("cifar10_small", by_own_score(SMALL["cifar10_small"])),
+        SEEDS.format("cifar10_small").replace("3", f"1 [--set {HALF}]"),
+    ),
 }
 
 # Of benchmarks/tables.py: what the page calls its models, by their titles there.
@@ -377,6 +423,7 @@ BOOSTING = {
     "boosting x 5, CalibratedClassifierCV": "five, `CalibratedClassifierCV`",
     "boosting": "as it is",
 }
+SKLEARN = "OMP_NUM_THREADS=1 python benchmarks/tables.py --seeds 1"
 REAL = ("breast_cancer", "credit_data", "digits", "flchain", "iris", "OJ", "storms", "wine")
 SECONDS = Column("CPU s of `fit`", "cost", "cpu_seconds", two)
 ON_TABLES = (
@@ -388,7 +435,7 @@ ON_TABLES = (
 )
 
 
-def on_tables(rows: str, models: dict[str, str]) -> dict[str, Table]:
+def on_tables(rows: str, models: dict[str, str], command: str) -> dict[str, Table]:
     """The tables of one comparison: every real table, and the medians of ratios."""
     recipe = rows.replace("_", "/")
     each = [
@@ -399,22 +446,69 @@ def on_tables(rows: str, models: dict[str, str]) -> dict[str, Table]:
     medians = [Line(label, title, "median ratio") for title, label in models.items()]
     ratios = [column._replace(form=two) for column in (SECONDS, *ON_TABLES)]
     return {
-        rows: Table(rows, recipe, each, (SECONDS, *ON_TABLES)),
-        f"{rows}-medians": Table(rows, recipe, medians, ratios),
+        rows: Table(rows, recipe, each, (SECONDS, *ON_TABLES), command),
+        f"{rows}-medians": Table(rows, recipe, medians, ratios, command),
     }
 
 
+POSTHOC = "python benchmarks/posthoc_cifar10.py --data DIR --threads 1 --severities 1 3 5"
+
+# Of benchmarks/decisions_data.py.
+SETS = (
+    Column("coverage", "", "coverage:lac", three),
+    Column("labels in a set ↓", "", "set_size:lac", two),
+    Column("coverage, APS", "", "coverage:aps", three),
+    Column("labels, APS ↓", "", "set_size:aps", two),
+    Column("coverage after `refit`", "", "coverage:refit", three),
+    Column("labels after `refit` ↓", "", "set_size:refit", two),
+)
+ACTIONS = (
+    Column("errors among answers ↓", "", "error", three),
+    Column("answered ↑", "", "share:answer", two),
+    Column("unknown", "", "share:unknown", two),
+    Column("accuracy", "", "accuracy", three),
+    Column("estimated", "", "estimated_accuracy", three),
+    Column("inputs to alarm ↓", "", "inputs_to_alarm", whole, over=median),
+    Column("windowed test ↓", "", "inputs_to_alarm:ks", whole, over=median),
+)
+DECIDED = {
+    "softmax": "deterministic",
+    "temperature": "temperature_scaling",
+    "**Density-Softmax**": "density_softmax",
+}
+SHIFTED = {"clean": "iid"} | {f"severity {n}": f"cifar10-c/*/{n}" for n in (1, 3, 5)}
+DECISIONS = {
+    name: Table(
+        "decisions_cifar10",
+        "decisions_cifar10/resnet20",
+        tuple(
+            Line(f"{words}: {label}", method, "", split=split)
+            for words, split in splits.items()
+            for label, method in DECIDED.items()
+        ),
+        columns,
+        "python benchmarks/decisions_data.py cifar10 --data DIR "
+        "--weights cifar10_resnet20.safetensors --repeats 5",
+    )
+    for name, splits, columns in (
+        ("decisions-sets", SHIFTED, SETS),
+        ("decisions-actions", SHIFTED | {"SVHN": "svhn"}, ACTIONS),
+    )
+}
+
 TABLES = {
-    **on_tables("tables", CLASSIFIERS),
-    **on_tables("tables_boosting", BOOSTING),
+    **DECISIONS,
+    **on_tables("tables", CLASSIFIERS, SKLEARN),
+    **on_tables("tables_boosting", BOOSTING, f"{SKLEARN} --attach boosting"),
     "home": Table(
         "posthoc_cifar10",
         "posthoc_cifar10/resnet20",
         (NETWORK, TEMPERATURE, OURS),
         (CALIBRATION[0], CALIBRATION[3], *DETECTION),
+        POSTHOC,
     ),
     "readme": Table(
-        "posthoc_cifar10", "posthoc_cifar10/resnet20", SHORT, (*CALIBRATION, *DETECTION)
+        "posthoc_cifar10", "posthoc_cifar10/resnet20", SHORT, (*CALIBRATION, *DETECTION), POSTHOC
     ),
     **{
         f"calibration-{network}": Table(
@@ -422,6 +516,7 @@ TABLES = {
             f"posthoc_cifar10/{network}",
             (*CALIBRATED, PAPER, OURS, ORACLE),
             (*CALIBRATION, SHARE),
+            POSTHOC,
         )
         for network in ("resnet20", "resnet32")
     },
@@ -431,6 +526,7 @@ TABLES = {
             f"posthoc_cifar10/{network}",
             (*(Line(title(kind), kind) for kind in DETECTORS), *FORMS[1:3], OURS),
             (*DETECTION, STORED),
+            POSTHOC,
         )
         for network in ("resnet20", "resnet32")
     },
@@ -440,6 +536,7 @@ TABLES = {
             f"posthoc_cifar10/{network}",
             ALL,
             (*CALIBRATION, SHARE, *DETECTION, STORED),
+            POSTHOC,
         )
         for network in ("resnet20", "resnet32")
     },
@@ -449,8 +546,9 @@ TABLES = {
             f"posthoc_clinc/{head}",
             (TEMPERATURE, *(Line(title(kind), kind) for kind in ON_QUERIES), OURS),
             QUERIES,
+            f"python benchmarks/posthoc_clinc.py --data clinc150.json{options}",
         )
-        for head in ("linear", "hidden")
+        for head, options in (("linear", ""), ("hidden", " --hidden 512"))
     },
     **GRIDS,
 }

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from result_tables import RESULTS
+from table_layouts import HALF
 
 from density_softmax.methods import MethodConfig, kinds_of
 from density_softmax.report.style import DARK_BLUE, INK, add_legend, lined_figure, paper_style
@@ -44,7 +45,7 @@ def draw(rows: Iterable[Row]) -> Figure:
     """A panel for each data set and metric, a line for each method."""
     found = dict[tuple[str, str], dict[str, list[float]]]()
     for row in rows:
-        if row.variant == "default" and row.metric in METRICS.values():
+        if row.variant == HALF and row.metric in METRICS.values():
             found.setdefault((row.split, row.metric), {}).setdefault(row.method, []).append(
                 row.value
             )

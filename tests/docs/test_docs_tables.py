@@ -1,14 +1,16 @@
 """Tables that are written from rows are what their rows say, and the script notices when not."""
 
 import re
+import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fenced_blocks import ROOT, name
 
-from density_softmax.runs.rows import write_rows
+from density_softmax.runs.rows import read_rows, write_rows
 from density_softmax.types import Row
 
 sys.path.insert(0, str(ROOT / "docs" / "drawing"))
@@ -44,7 +46,6 @@ def test_every_line_of_a_shown_table_has_rows_or_is_said_to_be_missing() -> None
     for each in (layouts.TABLES[found] for found in shown):
         text = tables.markdown(each)
         missing = text.partition("Not run yet:")[2]
-        assert bool(missing) <= bool(each.grid)
         for line in each.lines:
             found = f"| {line.label} |" in text or line.label.strip("*") in missing
             assert found or layouts.is_itself(each, line)
@@ -71,42 +72,96 @@ def test_no_table_of_trained_methods_is_written_by_hand(page: Path) -> None:
     assert not found, "keep their rows under docs/results, and generate them"
 
 
-def test_a_grid_names_its_commit_and_what_has_not_been_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_rows(tmp_path / "grid.csv", [Row("r", "knn", "default", 0, "iid", "nll", 1.0)])
-    (tmp_path / "commits.csv").write_text("rows,commit\ngrid,0123456789\n", encoding="utf-8")
+def test_every_table_has_rows_of_a_known_commit() -> None:
+    assert {table.rows for table in layouts.TABLES.values()} == set(tables.commits())
+
+
+@pytest.fixture
+def markdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """The lines of a table of `nll` and other metrics below its head, from rows of commit 01234."""
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    lines = [layouts.Line("kNN", "knn"), layouts.Line("GEN", "gen")]
-    columns = [layouts.Column("NLL", "iid", "nll", layouts.three)]
-    table = layouts.Table("grid", "r", lines, columns, "the command")
-    assert tables.markdown(table).splitlines()[-3:] == [
+    (tmp_path / "commits.csv").write_text("rows,commit\ngrid,01234\n", encoding="utf-8")
+
+    def markdown(rows: Sequence[Row], table: layouts.Table) -> list[str]:
+        write_rows(tmp_path / "grid.csv", rows)
+        tables.kept.cache_clear()
+        return tables.markdown(table).splitlines()[2:]
+
+    return markdown
+
+
+KNN, NLL = layouts.Line("kNN", "knn"), layouts.Column("NLL", "iid", "nll", layouts.three)
+
+
+def row(value: float, method: str = "knn", **changes: Any) -> Row:
+    return Row("r", method, "default", 0, "iid", "nll", value)._replace(**changes)
+
+
+def table(*columns: layouts.Column, lines: Sequence[layouts.Line] = (KNN,), **more: Any) -> Any:
+    return layouts.Table("grid", "r", lines, columns, "the command", **more)
+
+
+def test_a_table_names_its_command_its_commit_and_what_has_not_been_run(
+    markdown: Callable[..., list[str]],
+) -> None:
+    assert markdown([row(1.0)], table(NLL, lines=[KNN, layouts.Line("GEN", "gen")])) == [
         "| kNN | 1.000 |",
         "",
-        "*`the command`, commit 0123456. Not run yet: GEN.*",
+        "*`the command`, commit 01234. Not run yet: GEN.*",
     ]
 
 
 def test_a_difference_is_bold_where_its_interval_excludes_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    markdown: Callable[..., list[str]],
 ) -> None:
     found = {"difference": -0.2, "difference_low": -0.3, "difference_high": -0.1}
-    rows = [Row("r", "knn", "default", 0, "iid", f"{key}:nll", v) for key, v in found.items()]
-    write_rows(tmp_path / "one.csv", rows)
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    columns = [layouts.Column("NLL", "iid", "difference:nll", layouts.signed)]
-    table = layouts.Table("one", "r", [layouts.Line("kNN", "knn")], columns)
-    assert tables.markdown(table).splitlines()[-1] == "| kNN | **−0.200 [−0.300, −0.100]** |"
+    rows = [row(value, metric=f"{key}:nll") for key, value in found.items()]
+    column = NLL._replace(metric="difference:nll", form=layouts.signed)
+    assert markdown(rows, table(column))[0] == "| kNN | **−0.200 [−0.300, −0.100]** |"
 
 
-def test_several_seeds_become_a_mean_and_a_deviation(
+def test_several_seeds_become_a_mean_and_a_deviation(markdown: Callable[..., list[str]]) -> None:
+    rows = [row(value, seed=seed) for seed, value in enumerate([1.0, 3.0])]
+    columns = [NLL, NLL._replace(metric="ece")]
+    assert markdown(rows, table(*columns))[0] == "| kNN | 2 | 2.000 ± 1.414 | – |"
+
+
+def test_several_splits_become_a_mean_or_a_median(markdown: Callable[..., list[str]]) -> None:
+    values = {"set/a/1": 1.0, "set/b/1": 2.0, "set/c/1": 6.0, "set/a/2": 100.0}
+    rows = [row(value, split=split) for split, value in values.items()]
+    columns = [NLL._replace(split=""), NLL._replace(split="", over=statistics.median)]
+    found = markdown(rows, table(*columns, lines=[KNN._replace(split="set/*/1")]))
+    assert found[0] == "| kNN | 3.000 | 2.000 |"
+
+
+def test_a_table_has_the_rows_of_its_setting_alone(markdown: Callable[..., list[str]]) -> None:
+    variants = {"default": 1.0, "a=1": 2.0, "b=2, a=1": 3.0, "b=2": 4.0}
+    rows = [row(value, variant=text) for text, value in variants.items()]
+    lines = [KNN, layouts.Line("changed", "knn", "b=*")]
+    found = markdown(rows, table(NLL, lines=lines, setting="a=1"))
+    assert found[:2] == ["| kNN | 2.000 |", "| changed | 3.000 |"]
+
+
+def test_rows_of_the_same_commit_are_added_to_and_those_of_another_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [
-        Row("r", "knn", "default", seed, "iid", "nll", value) for seed, value in enumerate([1, 3])
-    ]
-    write_rows(tmp_path / "seeds.csv", rows)
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    columns = [layouts.Column("NLL", "iid", metric, layouts.three) for metric in ("nll", "ece")]
-    table = layouts.Table("seeds", "r", [layouts.Line("kNN", "knn")], columns)
-    assert tables.markdown(table).splitlines()[-1] == "| kNN | 2.000 ± 1.414 | – |"
+    monkeypatch.setitem(layouts.TABLES, "grid", table(NLL))
+    (tmp_path / "commits.csv").write_text("rows,commit\n", encoding="utf-8")
+
+    def keep(commit: str, *rows: Row) -> list[Row]:
+        write_rows(tmp_path / "rows.csv", rows)
+        tables.keep("grid", tmp_path / "rows.csv", commit)
+        return read_rows(tmp_path / "grid.csv")
+
+    first, other, second = row(1.0), row(2.0, "gen"), row(4.0, seed=1)
+    assert keep("a", first, other) == [first, other]
+    changed = first._replace(value=3.0)
+    assert keep("a", changed, second) == [other, changed, second]
+    assert keep("b", other) == [other]
+
+
+def test_the_differences_of_a_line_are_replaced_as_one() -> None:
+    old = row(0.0, metric="difference:nll")
+    new, other = old._replace(seed=1), old._replace(method="gen")
+    assert tables.merged([old, other], [new]) == [other, new]
