@@ -7,8 +7,7 @@ safetensors file of a CIFAR ResNet with its classifier `linear`, by default thos
 of the test images chosen by the seed calibrates; the others, their 15 corruptions in five
 severities, SVHN and the test images of CIFAR-100 are what is reported. `ds.compare` fits and scores
 all methods; the lines with settings are other forms of Density-Softmax. For each network a folder
-holds the page, the rows and the table of the comparison; OUT/rows.csv has all rows, and
-OUT/calibration.png shows calibration against severity.
+holds the page, the rows and the table of the comparison; OUT/rows.csv has all rows.
 
 With --choose no test figure is looked at. Half of the calibrating images calibrates; the other half
 is reported, clean and under the four corruptions that CIFAR-10-C calls extra, and the OOD set is
@@ -51,11 +50,9 @@ from density_softmax.nn.densities import FlowDensity
 from density_softmax.nn.softmax.scale import QuantileScale, RangeScale, TemperatureScale
 from density_softmax.posthoc import posthoc_kinds
 from density_softmax.recipes.attach import closed_form
-from density_softmax.report.style import paper_style
 from density_softmax.runs.rows import write_rows
 from density_softmax.training import Adam, Descent
 from density_softmax.types import Row, Source
-from posthoc_figures import draw
 
 LAYERS = ("0.layer1", "0.layer2")
 NUM_CALIBRATION = 0.3
@@ -209,7 +206,7 @@ def exported(method: Method, path: Path) -> onnxruntime.InferenceSession:
 
 
 def main() -> None:
-    """Evaluate every network and write rows, tables and a figure."""
+    """Evaluate every network and write rows and tables."""
     args = parse()
     torch.set_num_threads(args.threads)
     images = Images(args.data, args.seed, args.images, args.choose)
@@ -227,8 +224,6 @@ def main() -> None:
             rows += [Row(*label, metric, value) for metric, value in costs.items()]
             print(costs)
         write_rows(args.out / "rows.csv", rows)
-    with paper_style():
-        draw(rows).savefig(args.out / "calibration.png", dpi=200)
 
 
 def parse() -> argparse.Namespace:

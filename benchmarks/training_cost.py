@@ -7,7 +7,8 @@ extrapolated to the number that the recipe has: reading and augmenting real data
 nor is looking at the held-out slice after an epoch. A stage takes turns with the stage of ERM, and
 the ratio is the median of those of the rounds, with their interquartile range in parentheses;
 seconds are that ratio times ERM's. Memory is the peak of a fresh process for each stage, above what
-it held before the method was built.
+it held before the method was built. With `--precision bf16-mixed` the stages compute in that; ERM,
+which takes turns with them, stays in float32.
 
 A last table says what caching features saves: epochs of Density-Softmax with the density and the
 head of the paper on cached features, against the same epochs through the encoder.
@@ -28,8 +29,9 @@ from typing import NamedTuple, TypeVar
 import torch
 from rich.progress import track
 
+from density_softmax.config import override
 from density_softmax.data import ArraySource
-from density_softmax.engine import Checkpoints, start
+from density_softmax.engine import Checkpoints, EngineConfig, start
 from density_softmax.engine.descent import Setting
 from density_softmax.engine.fit import FeatureCache, run_stage
 from density_softmax.engine.inspection import Inspection
@@ -48,6 +50,8 @@ from untrained import ERM, OURS, TASKS, chosen_methods, untrained
 T = TypeVar("T")
 Sizes = dict[str, int]
 Calls = dict[str, Callable[[], float]]
+
+FULL = EngineConfig().precision
 
 # Training and held-out samples of the recipes; those of the images are of their public sets.
 SIZES: dict[str, Sizes] = {
@@ -182,13 +186,13 @@ def in_turn(calls: Calls, rounds: int) -> dict[str, Latency]:
     return {name: Latency(tuple(values[1:])) for name, values in seconds.items()}
 
 
-def peak_memory(recipe: str, kind: str, number: int, num_samples: int, threads: int) -> float:
+def peak_memory(recipe: Recipe, number: int, num_samples: int, threads: int) -> float:
     """Megabytes of a step of the story of a method; to be called in a fresh process."""
     torch.set_num_threads(threads)
-    data, cpu = samples(recipe, num_samples), torch.device("cpu")
+    data, cpu = samples(recipe.name, num_samples), torch.device("cpu")
     before = PeakMemory(cpu).megabytes()
     few = {split: tiled(source, FEW) for split, source in data.items()}
-    trial = Trial(get_recipe(recipe, kind), few, threads)
+    trial = Trial(recipe, few, threads)
     *earlier, step = list(story(trial.method))[: number + 1]
     for stage in (other.stage for other in earlier):
         if not isinstance(stage, Train):  # features, and counts that a loss divides by
@@ -207,26 +211,28 @@ def tiled(source: ArraySource, number: int) -> ArraySource:
 
 
 def measure(kind: str, args: argparse.Namespace) -> list[Row]:
-    """Every step of the story of a method beside an epoch of ERM."""
-    data = samples(args.recipe, args.samples)
-    erm, trial = (Trial(get_recipe(args.recipe, k), data, args.threads) for k in (ERM, kind))
+    """Every step of the story of a method beside an epoch of ERM in full precision."""
+    data, full = samples(args.recipe, args.samples), get_recipe(args.recipe, ERM)
+    recipe = override(get_recipe(args.recipe, kind), f"engine.precision={args.precision}")
+    erm, trial = (Trial(each, data, args.threads) for each in (full, recipe))
     (plain,) = story(erm.method)
+    name = ERM if recipe == full else f"{kind}, {args.precision}"
     rows = []
     for number, step in enumerate(story(trial.method)):
         calls: Calls = {ERM: partial(erm.epoch, plain.stage)}
-        if kind != ERM:
-            calls[kind] = partial(trial.epoch, step.stage)
+        if name != ERM:
+            calls[name] = partial(trial.epoch, step.stage)
         found = in_turn(calls, args.rounds)
         values = {
             "epochs": float(step.epochs * trial.copies),
             "erm_epoch_seconds": found[ERM].median,
-            "epoch_ratio": latency_ratio(found, ERM)[kind],
-            "epoch_spread": latency_spread(found, ERM)[kind],
+            "epoch_ratio": latency_ratio(found, ERM)[name],
+            "epoch_spread": latency_spread(found, ERM)[name],
             "peak_memory": in_fresh_process(
-                peak_memory, args.recipe, kind, number, args.samples, args.threads
+                peak_memory, recipe, number, args.samples, args.threads
             ),
         }
-        label = (args.recipe, kind, "default", 0, "cost")
+        label = (args.recipe, kind, args.variant, 0, "cost")
         rows += [Row(*label, f"{metric}:{step.name}", value) for metric, value in values.items()]
     return rows
 
@@ -304,11 +310,11 @@ class Costs:
         return total / self.of(ERM, "epochs", self.erm)
 
 
-def derived(costs: Costs, recipe: str) -> list[Row]:
+def derived(costs: Costs, recipe: str, variant: str) -> list[Row]:
     """What the tables show beyond what was measured."""
     rows = []
     for kind in costs.kinds:
-        label = (recipe, kind, "default", 0, "cost")
+        label = (recipe, kind, variant, 0, "cost")
         for step in costs.steps(kind):
             seconds = costs.seconds * costs.of(kind, "epoch_ratio", step)
             rows.append(Row(*label, f"epoch_seconds:{step}", seconds))
@@ -374,7 +380,8 @@ def main() -> None:
     place = f"threads: {args.threads}, {name_device(torch.device('cpu'))}"
     text = "\n".join(
         [
-            f"### {args.recipe}, {place}, {args.rounds} rounds of {args.samples} samples\n",
+            f"### {args.recipe}, {args.precision}, {place}, "
+            f"{args.rounds} rounds of {args.samples} samples\n",
             stage_table(costs),
             method_table(costs),
             PAPER,
@@ -383,7 +390,7 @@ def main() -> None:
         ]
     )
     print(text)
-    write_rows(args.out / "rows.csv", [*rows, *derived(costs, args.recipe), *saved])
+    write_rows(args.out / "rows.csv", [*rows, *derived(costs, args.recipe, args.variant), *saved])
     write_text(args.out / "table.md", text)
 
 
@@ -400,10 +407,14 @@ def parse() -> argparse.Namespace:
         default=1024,
         help="that a stage runs on; fewer than eight batches miss a penalty of every eighth",
     )
+    parser.add_argument("--precision", default=FULL, help="of the methods, not of ERM beside")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/training_cost"))
-    return parser.parse_args()
+    args = parser.parse_args()
+    full = args.precision == FULL
+    args.variant = "default" if full else f"engine.precision={args.precision}"
+    return args
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import math
 import re
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -98,25 +98,20 @@ def origin(table: Table) -> str:
 
 def rows_of(table: Table, line: Line) -> list[Row]:
     """The kept rows of a line that its table shows."""
-    patterns = shown(table, line)
-    return [
-        row
-        for row in kept(table.rows)
-        if (row.recipe, row.method) == (table.recipe, line.method)
+    return [row for row in kept(table.rows) if is_shown(row, table, line)]
+
+
+def is_shown(row: Row, table: Table, line: Line) -> bool:
+    """Whether a row is one of those that the numbers of a line are made of."""
+    return (
+        (row.recipe, row.method) == (table.recipe, line.method)
         and is_variant(table.variant_of(row), line.variant)
-        and fits(row, patterns)
-    ]
-
-
-def shown(table: Table, line: Line) -> set[tuple[str, str]]:
-    """Patterns of splits and metrics: of what rows the numbers of a line are made."""
-    ours = [column for column in table.columns if not column.quoted]
-    return {(column.split or line.split, metric) for column in ours for metric in parts(column)}
-
-
-def fits(row: Row, patterns: Iterable[tuple[str, str]]) -> bool:
-    """Whether a row is of one of these patterns."""
-    return any(row.metric == metric and fnmatchcase(row.split, split) for split, metric in patterns)
+        and any(
+            row.metric in parts(column) and fnmatchcase(row.split, column.split or line.split)
+            for column in table.columns
+            if not column.quoted
+        )
+    )
 
 
 def is_variant(variant: str | None, wanted: str) -> bool:
@@ -138,8 +133,9 @@ def cell(line: Line, rows: Sequence[Row], column: Column) -> str:
     if column.quoted:
         quote = paper_value(column.quoted, line.method, column.metric, column.split)
         return MISSING if quote is None else column.form(quote)
-    found = values(rows, column.split or line.split, column.metric)
-    if "*" in line.split and found:
+    split = column.split or line.split
+    found = values(rows, split, column.metric)
+    if "*" in split and found:
         found = [column.over(found)]
     if not found or not all(map(math.isfinite, found)):
         return MISSING
@@ -181,17 +177,14 @@ def keep(name: str, rows: Path, commit: str | None) -> None:
 
     Lines of the same commit that the file lacks stay: the runs of a grid may be on many machines.
     """
-    patterns = dict[str, set[tuple[str, str]]]()
-    for table in TABLES.values():
-        if table.rows == name:
-            patterns.setdefault(table.recipe, set()).update(*(shown(table, x) for x in table.lines))
-    chosen = [row for row in read_rows(rows) if fits(row, patterns.get(row.recipe, ()))]
+    lines = [(t, line) for t in TABLES.values() if t.rows == name for line in t.lines]
+    chosen = [row for row in read_rows(rows) if any(is_shown(row, *each) for each in lines)]
     if commit is not None and commits().get(name) == commit:
         chosen = merged(read_rows(RESULTS / f"{name}.csv"), chosen)
     write_rows(RESULTS / f"{name}.csv", chosen)
     if commit is not None:
-        lines = sorted({**commits(), name: commit}.items())
-        text = "".join(f"{rows},{each}\n" for rows, each in [("rows", "commit"), *lines])
+        known = sorted({**commits(), name: commit}.items())
+        text = "".join(f"{rows},{each}\n" for rows, each in [("rows", "commit"), *known])
         (RESULTS / "commits.csv").write_text(text, encoding="utf-8")
 
 

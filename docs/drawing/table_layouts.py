@@ -20,7 +20,7 @@ class Line(NamedTuple):
         method: the registry key.
         variant: as in rows; with a star at its end, how the variant begins.
         detects: whether it has a score of its own; another's is not shown twice.
-        split: where a column names none; with a star, all splits of this pattern.
+        split: where a column names none.
     """
 
     label: str
@@ -35,7 +35,7 @@ class Column(NamedTuple):
 
     Attributes:
         title: what the page calls it.
-        split: of its rows; empty if the line names it.
+        split: of its rows; with a star, all splits of this pattern; empty if the line names it.
         metric: of its rows; that of a `difference:` is printed with its interval.
         form: how a number is printed.
         quoted: the recipe of the paper whose published numbers these are, if they are none of ours.
@@ -451,6 +451,11 @@ def on_tables(rows: str, models: dict[str, str], command: str) -> dict[str, Tabl
     }
 
 
+BY_SEVERITY = tuple(
+    Column(f"{name}, {words} ↓", split, metric, three)
+    for metric, name in (("nll", "NLL"), ("ece", "ECE"))
+    for words, split in ({"clean": "iid"} | {str(n): f"cifar10-c/*/{n}" for n in (1, 3, 5)}).items()
+)
 POSTHOC = "python benchmarks/posthoc_cifar10.py --data DIR --threads 1 --severities 1 3 5"
 
 # Of benchmarks/decisions_data.py.
@@ -536,6 +541,16 @@ TABLES = {
             f"posthoc_cifar10/{network}",
             ALL,
             (*CALIBRATION, SHARE, *DETECTION, STORED),
+            POSTHOC,
+        )
+        for network in ("resnet20", "resnet32")
+    },
+    **{
+        f"severities-{network}": Table(
+            "posthoc_cifar10",
+            f"posthoc_cifar10/{network}",
+            (NETWORK, TEMPERATURE, HIGHER, PAPER, OURS),
+            BY_SEVERITY,
             POSTHOC,
         )
         for network in ("resnet20", "resnet32")

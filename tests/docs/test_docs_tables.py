@@ -27,7 +27,7 @@ def test_the_tables_of_a_page_are_what_their_rows_say(page: Path) -> None:
     assert text == tables.written(text), "run: python docs/drawing/result_tables.py"
 
 
-@pytest.mark.parametrize("script", ["detection", "trained"])
+@pytest.mark.parametrize("script", ["detection", "severities", "trained"])
 def test_a_picture_of_rows_was_drawn_from_what_is_kept(script: str) -> None:
     drawn = [pictures.sources(file) for file in pictures.IMAGES.glob(f"{script}*.svg")]
     assert drawn

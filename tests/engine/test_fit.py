@@ -342,6 +342,7 @@ def test_monitored_values_are_means_over_the_held_out_slice():
     assert last.values["heldout_nll"] == pytest.approx(-log_prob.mean().item(), rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:engine.precision")  # where it would be slow
 def test_mixed_precision_trains_and_keeps_densities_finite(monkeypatch):
     engine = dataclasses.replace(EVERY_EPOCH, precision="bf16-mixed")
     # oneDNN's bfloat16 kernels crash on some CPUs; what is tested does not depend on them.

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 PACKAGES = ("torch", "lightning-fabric", "numpy", "scikit-learn", "safetensors")
 MEGABYTE = 2**20
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+CPUINFO = Path("/proc/cpuinfo")
+# What a CPU is said to have if it computes in bfloat16: of AMD and Intel, of Intel, of ARM.
+BFLOAT16 = re.compile(r"\b(avx512_bf16|amx_bf16|bf16)\b")
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class EngineConfig:
         devices: processes per machine; under torchrun or SLURM, what those were started with.
         num_nodes: machines.
         strategy: Fabric's; `auto` is one device, or DDP over several.
-        precision: `32-true`, `bf16-mixed`, `16-mixed`, ...
+        precision: `32-true`, `bf16-mixed`, `16-mixed`, ... On a CPU, bfloat16 is fast only where
+            there are instructions for it.
         feature_memory: megabytes of cached features to keep in memory; above, a mapped file.
         predict_batch_size: samples per forward pass where nothing is learned; null chooses it, so
             that the activations of the network fit into the caches of a CPU.
@@ -80,7 +85,19 @@ def start(config: EngineConfig) -> Fabric:
         atexit.register(_leave_group)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    if fabric.device.type == "cpu" and config.precision.startswith("bf16"):
+        _warn_if_slow(config.precision)
     return fabric
+
+
+def _warn_if_slow(precision: str) -> None:
+    """A CPU without the instructions converts every number to float32 and back."""
+    if CPUINFO.exists() and not BFLOAT16.search(CPUINFO.read_text(encoding="utf-8")):
+        warnings.warn(
+            f"engine.precision={precision}: this CPU has no instructions for bfloat16 and takes "
+            "two to ten times as long as in float32; set engine.precision=32-true",
+            stacklevel=3,
+        )
 
 
 def _leave_group() -> None:
@@ -171,8 +188,8 @@ def name_device(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":
         return device.type
-    info = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
+    text = CPUINFO.read_text(encoding="utf-8") if CPUINFO.exists() else ""
+    found = re.search(r"model name\s*:\s*(.+)", text)
     return f"CPU, {found[1] if found else platform.processor() or platform.machine()}"
 
 
