@@ -6,6 +6,7 @@ import pytest
 from density_softmax.errors import UserError
 from density_softmax.report import figures, write_report
 from density_softmax.report.differences import build_difference_tables, difference_rows
+from density_softmax.report.frame import settings_of
 from density_softmax.runs.rows import read_rows
 from density_softmax.runs.run import Run
 from density_softmax.types import Row
@@ -46,7 +47,7 @@ def test_the_bootstrap_of_a_mean_has_its_standard_error(make_images: MakeRun) ->
 
 def test_what_is_equal_differs_by_nothing_and_is_not_bold(make_images: MakeRun) -> None:
     runs = [Run.at(make_images(kind)) for kind in (OURS, ERM)]
-    (table,) = build_difference_tables(difference_rows(runs, OURS), OURS)
+    (table,) = build_difference_tables(settings_of(runs), difference_rows(runs, OURS), OURS)
     assert [line.name for line in table.lines] == ["ERM"]
     for cell in table.lines[0].cells:
         assert cell is not None
@@ -55,10 +56,20 @@ def test_what_is_equal_differs_by_nothing_and_is_not_bold(make_images: MakeRun) 
 
 def test_a_difference_beyond_what_resampling_explains_is_bold(make_images: MakeRun) -> None:
     runs = [Run.at(make_images(OURS)), Run.at(make_images(ERM, error=3))]
-    (table,) = build_difference_tables(difference_rows(runs, OURS), OURS)
+    (table,) = build_difference_tables(settings_of(runs), difference_rows(runs, OURS), OURS)
     cells = zip(table.columns, table.lines[0].cells, strict=True)
     bold = {column.key for column, cell in cells if cell is not None and cell.best}
     assert ("set-c", "cnll") in bold
+
+
+def test_runs_of_each_precision_have_a_table_of_their_own(make_images: MakeRun) -> None:
+    half = ["engine.precision=bf16-mixed"]
+    runs = [Run.at(make_images(kind, changes)) for changes in ([], half) for kind in (OURS, ERM)]
+    tables = build_difference_tables(settings_of(runs), difference_rows(runs, OURS), OURS)
+    assert {table.title: [line.name for line in table.lines] for table in tables} == {
+        "digits: differences from Density-Softmax": ["ERM"],
+        "digits (precision=bf16-mixed): differences from Density-Softmax": ["ERM"],
+    }
 
 
 def test_a_method_without_a_run_is_refused(make_images: MakeRun) -> None:

@@ -107,6 +107,14 @@ def test_runs_are_compared_with_those_on_the_same_data_in_the_same_precision(
     }
 
 
+def test_what_a_paper_reports_is_of_the_data_of_its_recipe_in_any_precision(
+    tmp_path: Path, make: MakeRun
+) -> None:
+    for changes in ([], ["data.shape=two_ovals"], ["engine.precision=bf16-mixed"]):
+        make("deterministic", changes)
+    assert [each.recipe for each in settings_of(finished(tmp_path))] == ["toy", "", "toy"]
+
+
 @pytest.mark.parametrize(
     ("changes", "variant", "text"),
     [

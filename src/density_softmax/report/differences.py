@@ -120,30 +120,37 @@ def _weights(num_samples: int, seed: int = 0) -> Tensor:
     return metrics.resample_weights(num_samples, NUM_RESAMPLES, seed)
 
 
-def build_difference_tables(rows: Sequence[Row], against: str) -> list[Table]:
-    """For each recipe a table of the differences from a method.
+def build_difference_tables(
+    settings: Iterable[Setting], rows: Sequence[Row], against: str
+) -> list[Table]:
+    """For each recipe and data a table of the differences from a method.
 
     Args:
-        rows: as `difference_rows` gives them.
+        settings: the runs that are compared.
+        rows: as `difference_rows` gives them for these runs.
         against: the registry key of that method.
     """
-    recipes: dict[str, dict[tuple[str, str], dict[Key, float]]] = {}
+    found: dict[tuple[str, str, str], dict[Key, float]] = {}
     for row in rows:
-        lines = recipes.setdefault(row.recipe, {})
-        lines.setdefault((row.method, row.variant), {})[row.split, row.metric] = row.value
-    other = method_name(against)
-    remark = REMARK.format(against=other, number=NUM_RESAMPLES)
-    return [
-        Table(
-            name=file_stem(recipe, "differences"),
-            title=readable(f"{recipe}: differences from {other}"),
-            remark=remark,
-            columns=(columns := _columns(lines.values())),
-            lines=tuple(_line(*line, values, columns) for line, values in lines.items()),
-            role="differences",
-        )
-        for recipe, lines in recipes.items()
-    ]
+        found.setdefault(row[:3], {})[row.split, row.metric] = row.value
+    return [_table(setting, found, against) for setting in settings]
+
+
+def _table(
+    setting: Setting, found: Mapping[tuple[str, str, str], Mapping[Key, float]], against: str
+) -> Table:
+    """The table of one setting, from the differences by recipe, method and variant."""
+    names = {(r.recipe.name, r.kind, r.variant_text): str(line_of(r).label) for r in setting.runs}
+    lines = {label: found[name] for name, label in names.items() if name in found}
+    columns, other = _columns(lines.values()), method_name(against)
+    return Table(
+        name=file_stem(setting.name, "differences"),
+        title=readable(f"{setting.name}: differences from {other}"),
+        remark=REMARK.format(against=other, number=NUM_RESAMPLES),
+        columns=columns,
+        lines=tuple(_line(label, values, columns) for label, values in lines.items()),
+        role="differences",
+    )
 
 
 def _columns(lines: Iterable[Mapping[Key, float]]) -> tuple[Column, ...]:
@@ -160,11 +167,7 @@ def _column(key: Key) -> Column:
     return Column(title + arrow, ", ".join(filter(None, words)), key, better, decimals=4)
 
 
-def _line(
-    method: str, variant: str, values: Mapping[Key, float], columns: Sequence[Column]
-) -> TableLine:
-    name = method_name(method)
-    label = name if variant == "default" else readable(f"{name} ({variant})")
+def _line(label: str, values: Mapping[Key, float], columns: Sequence[Column]) -> TableLine:
     seeds = max(value for (_, metric), value in values.items() if metric.startswith(SEEDS))
     return TableLine(label, int(seeds), tuple(_cell(values, *column.key) for column in columns))
 

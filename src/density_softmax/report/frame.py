@@ -121,6 +121,12 @@ class Setting:
     name: str
     runs: tuple[Run, ...]
 
+    @property
+    def recipe(self) -> str:
+        """The name of the recipe whose data these are; empty if the data were changed."""
+        run = self.runs[0]
+        return "" if any(_of_data(path) for path in run.variant) else run.recipe.name
+
     @cached_property
     def frame(self) -> pd.DataFrame:
         """Their results, see `frame_of`."""
@@ -346,7 +352,11 @@ def _setting(run: Run) -> str:
 
 
 def _of_setting(path: str) -> bool:
-    return f"{path}.".startswith(("data.", "engine."))
+    return _of_data(path) or f"{path}.".startswith("engine.")
+
+
+def _of_data(path: str) -> bool:
+    return f"{path}.".startswith("data.")
 
 
 def _penalty_of(run: Run) -> Penalty | None:

@@ -86,13 +86,16 @@ def write_report(
             f"{out}: is a run, whose files a report would replace; choose another --out"
         )
     found = sort_runs(find_runs(runs))
-    tables = build_tables(frame_of(found.finished), paper_results())
+    settings = settings_of(found.finished)
+    paper = paper_results()
+    quotes = {each.name: paper[each.recipe] for each in settings if each.recipe in paper}
+    tables = build_tables(frame_of(found.finished), quotes)
     tables += build_penalty_tables(found.finished, paper_penalties())
     tables += build_requirement_tables(found.finished)
     rows = [row for run in found.finished for row in run.rows()]
     if against is not None:
         differences = difference_rows(found.finished, against)
-        tables += build_difference_tables(differences, against)
+        tables += build_difference_tables(settings, differences, against)
         rows += differences
     write_rows(out / "rows.csv", rows)
     _write_tables(tables, found.left_out, out / "tables")

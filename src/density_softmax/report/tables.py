@@ -127,11 +127,11 @@ def build_tables(frame: pd.DataFrame, quotes: Mapping[str, Quotes] | None = None
 
     Args:
         frame: results of any runs, see `frame_of`.
-        quotes: by recipe, what its paper reports with its own data: shown beside the results.
+        quotes: by setting, what the paper reports with the same data: shown beside the results.
     """
     tables = []
     for setting, part in frame.groupby("setting", sort=False):
-        quoted = (quotes or {}).get(setting, {})  # none if the data are not those of the recipe
+        quoted = (quotes or {}).get(setting, {})
         shifts, part = find_shifts(part), with_shared_means(part)
         for section in _sections(
             find_keys(part), {key for line in quoted.values() for key in line}
@@ -195,7 +195,7 @@ def _penalty_table(
     title = f"{line.label} by the weight λ of its penalty"
     name = file_stem("penalty", *line.words[1:])
     section = _Section("penalty", name, title, columns, PENALTY)
-    quoted = {} if line.changes else quotes.get(setting.name, {})
+    quoted = {} if line.changes else quotes.get(setting.recipe, {})
     return _table(section, setting.name, frame, shifts, quoted)
 
 
