@@ -146,7 +146,8 @@ def test_rows_of_the_same_commit_are_added_to_and_those_of_another_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    monkeypatch.setitem(layouts.TABLES, "grid", table(NLL))
+    lines = [KNN, layouts.Line("GEN", "gen")]
+    monkeypatch.setitem(layouts.TABLES, "grid", table(NLL, lines=lines))
     (tmp_path / "commits.csv").write_text("rows,commit\n", encoding="utf-8")
 
     def keep(commit: str, *rows: Row) -> list[Row]:
