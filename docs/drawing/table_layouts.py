@@ -290,6 +290,11 @@ OVALS = "data.shape=two_ovals"
 # In all runs of the small CIFAR recipes: half the time on a CPU that computes in bfloat16.
 HALF = "engine.precision=bf16-mixed"
 IN_HALF = f"{SEEDS} --set {HALF}"
+# What has been run in float32 as well.
+IN_FULL = {
+    "cifar10_small": ("deterministic", "sngp", "ddu", "deep_ensemble", "density_softmax"),
+    "cifar100_small": ("deterministic", "ddu", "density_softmax"),
+}
 SMALL = {
     "cifar10_small": detected(("SVHN", "svhn"), ("CIFAR-100", "cifar100")),
     "cifar100_small": detected(("SVHN", "svhn"), ("CIFAR-10", "cifar10")),
@@ -395,18 +400,21 @@ GRIDS = {
         )
         for ablation, lines in (("lambda", PENALTIES), ("components", PARTS), ("forms", FORM))
     },
-    "cifar10_small-precision": Table(
-        "cifar10_small",
-        "cifar10_small",
-        tuple(
-            line._replace(label=f"{line.label}, {words}", variant=variant)
-            for line in SIX
-            for words, variant in (("float32", "default"), ("bfloat16", HALF))
-            if line.method != "temperature_scaling"
-        ),
-        without_accuracy("cifar10_small", by_own_score(SMALL["cifar10_small"])),
-        SEEDS.format("cifar10_small").replace("3", f"1 [--set {HALF}]"),
-    ),
+    **{
+        f"{name}-precision": Table(
+            name,
+            name,
+            tuple(
+                line._replace(label=f"{line.label}, {words}", variant=variant)
+                for line in METHODS
+                if line.method in IN_FULL[name]
+                for words, variant in (("float32", "default"), ("bfloat16", HALF))
+            ),
+            without_accuracy(name, by_own_score(ood)),
+            SEEDS.format(name).replace("3", f"1 [--set {HALF}]"),
+        )
+        for name, ood in SMALL.items()
+    },
 }
 
 # Of benchmarks/tables.py: what the page calls its models, by their titles there.
