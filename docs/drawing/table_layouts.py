@@ -469,20 +469,20 @@ POSTHOC = "python benchmarks/posthoc_cifar10.py --data DIR --threads 1 --severit
 # Of benchmarks/decisions_data.py.
 SETS = (
     Column("coverage", "", "coverage:lac", three),
-    Column("labels in a set ↓", "", "set_size:lac", two),
-    Column("coverage, APS", "", "coverage:aps", three),
-    Column("labels, APS ↓", "", "set_size:aps", two),
-    Column("coverage after `refit`", "", "coverage:refit", three),
-    Column("labels after `refit` ↓", "", "set_size:refit", two),
+    Column("labels ↓", "", "set_size:lac", two),
+    Column("APS", "", "coverage:aps", three),
+    Column("labels ↓", "", "set_size:aps", two),
+    Column("`refit`", "", "coverage:refit", three),
+    Column("labels ↓", "", "set_size:refit", two),
 )
 ACTIONS = (
-    Column("errors among answers ↓", "", "error", three),
+    Column("errors ↓", "", "error", three),
     Column("answered ↑", "", "share:answer", two),
     Column("unknown", "", "share:unknown", two),
     Column("accuracy", "", "accuracy", three),
     Column("estimated", "", "estimated_accuracy", three),
-    Column("inputs to alarm ↓", "", "inputs_to_alarm", whole, over=median),
-    Column("windowed test ↓", "", "inputs_to_alarm:ks", whole, over=median),
+    Column("alarm ↓", "", "inputs_to_alarm", whole, over=median),
+    Column("windowed ↓", "", "inputs_to_alarm:ks", whole, over=median),
 )
 DECIDED = {
     "softmax": "deterministic",
