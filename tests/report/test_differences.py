@@ -72,6 +72,12 @@ def test_runs_of_each_precision_have_a_table_of_their_own(make_images: MakeRun) 
     }
 
 
+def test_a_method_alone_has_no_table_of_differences(make_images: MakeRun) -> None:
+    runs = [Run.at(make_images(OURS))]
+    rows = difference_rows(runs, OURS)
+    assert (rows, build_difference_tables(settings_of(runs), rows, OURS)) == ([], [])
+
+
 def test_a_method_without_a_run_is_refused(make_images: MakeRun) -> None:
     with pytest.raises(UserError, match=r"digits: no run of 'sngp' .*deterministic"):
         difference_rows([Run.at(make_images(ERM))], "sngp")

@@ -133,7 +133,8 @@ def build_difference_tables(
     found: dict[tuple[str, str, str], dict[Key, float]] = {}
     for row in rows:
         found.setdefault(row[:3], {})[row.split, row.metric] = row.value
-    return [_table(setting, found, against) for setting in settings]
+    tables = [_table(setting, found, against) for setting in settings]
+    return [table for table in tables if table.lines]
 
 
 def _table(
