@@ -146,10 +146,11 @@ def cell(line: Line, rows: Sequence[Row], column: Column) -> str:
 
 
 def with_interval(mean: str, rows: Sequence[Row], column: Column) -> str:
-    """A difference and the bounds of its interval; bold if that excludes 0."""
+    """A difference and the bounds of its interval, means over seeds; bold if that excludes 0."""
     metric = column.metric.partition(":")[2]
-    (low,), (high,) = (
-        values(rows, column.split, f"difference_{end}:{metric}") for end in ("low", "high")
+    low, high = (
+        statistics.fmean(values(rows, column.split, f"difference_{end}:{metric}"))
+        for end in ("low", "high")
     )
     text = f"{mean} [{column.form(low)}, {column.form(high)}]"
     return f"**{text}**" if low > 0 or high < 0 else text
@@ -190,15 +191,10 @@ def keep(name: str, rows: Path, commit: str | None) -> None:
 
 def merged(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
     """Rows with those of the same runs replaced, in the order of lines and seeds."""
-    replaced = set(map(source, new))
-    rows = [row for row in old if source(row) not in replaced] + list(new)
+    replaced = {row[:4] for row in new}  # by recipe, method, variant and seed
+    rows = [row for row in old if row[:4] not in replaced] + list(new)
     order = {line: number for number, line in enumerate(dict.fromkeys(row[:3] for row in rows))}
     return sorted(rows, key=lambda row: (order[row[:3]], row.seed))
-
-
-def source(row: Row) -> tuple[object, ...]:
-    """What a row was computed from: a run, or for a difference all runs of its line."""
-    return (*row[:3], "all" if row.metric.startswith("difference") else row.seed)
 
 
 def parts(column: Column) -> tuple[str, ...]:

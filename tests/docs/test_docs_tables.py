@@ -162,7 +162,18 @@ def test_rows_of_the_same_commit_are_added_to_and_those_of_another_replaced(
     assert keep("b", other) == [other]
 
 
-def test_the_differences_of_a_line_are_replaced_as_one() -> None:
-    old = row(0.0, metric="difference:nll")
-    new, other = old._replace(seed=1), old._replace(method="gen")
-    assert tables.merged([old, other], [new]) == [other, new]
+def test_the_interval_of_several_seeds_is_the_mean_of_theirs(
+    markdown: Callable[..., list[str]],
+) -> None:
+    bounds = {
+        "difference": (-0.2, -0.1),
+        "difference_low": (-0.3, -0.3),
+        "difference_high": (0, 0.2),
+    }
+    rows = [
+        row(value, metric=f"{key}:nll", seed=seed)
+        for key, values in bounds.items()
+        for seed, value in enumerate(values)
+    ]
+    column = NLL._replace(metric="difference:nll", form=layouts.signed)
+    assert markdown(rows, table(column))[0] == "| kNN | 2 | −0.150 [−0.300, +0.100] |"

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from density_softmax.errors import UserError
 from density_softmax.report import figures, write_report
@@ -19,27 +20,50 @@ def by_key(rows: list[Row]) -> dict[tuple[str, str], float]:
     return {(row.split, row.metric): row.value for row in rows}
 
 
-def test_a_difference_is_that_of_the_rows_over_the_seeds_that_both_have(
+def losses(run: Run) -> torch.Tensor:
+    """The NLL of every test sample."""
+    prediction, y = run.prediction("iid")
+    return -prediction.probs.gather(1, y[:, None]).log().squeeze(1)
+
+
+def test_a_difference_is_that_of_the_rows_of_two_runs_with_the_same_seed(
     make_images: MakeRun,
 ) -> None:
     ours = [Run.at(make_images(OURS, seed=seed)) for seed in (0, 1, 2)]
     erm = [Run.at(make_images(ERM, seed=seed, error=1.5)) for seed in (1, 2, 3)]
-    found = by_key(difference_rows([*ours, *erm], OURS))
-    for key in (("iid", "ece"), ("set-c", "cnll"), ("other", "auroc:epistemic")):
-        values = [[by_key(run.rows())[key] for run in runs] for runs in (erm[:2], ours[1:])]
-        expected = (sum(values[0]) - sum(values[1])) / 2
-        assert found[key[0], f"difference:{key[1]}"] == pytest.approx(expected, rel=1e-5)
-        assert found[key[0], f"difference_seeds:{key[1]}"] == 2
+    rows = difference_rows([*ours, *erm], OURS)
+    assert {row.seed for row in rows} == {1, 2}
+    for mine, its in zip(erm[:2], ours[1:], strict=True):
+        found = by_key([row for row in rows if row.seed == mine.seed])
+        for split, metric in (("iid", "ece"), ("set-c", "cnll"), ("other", "auroc:epistemic")):
+            values = [by_key(run.rows())[split, metric] for run in (mine, its)]
+            assert found[split, f"difference:{metric}"] == pytest.approx(values[0] - values[1])
+
+
+def test_the_error_of_several_seeds_is_no_less_than_that_of_their_mean(
+    make_images: MakeRun,
+) -> None:
+    ours, erm = (
+        [Run.at(make_images(kind, seed=seed, error=error)) for seed in (0, 1, 2)]
+        for kind, error in ((OURS, 1.0), (ERM, 1.5))
+    )
+    rows = difference_rows([*ours, *erm], OURS)
+    (table,) = build_difference_tables(settings_of([*ours, *erm]), rows, OURS)
+    pairs = zip(erm, ours, strict=True)
+    mean = torch.stack([losses(mine) - losses(its) for mine, its in pairs]).mean(0)
+    cell = table.lines[0].cells[[column.key for column in table.columns].index(("iid", "nll"))]
+    assert table.lines[0].num_seeds == 3
+    assert cell is not None
+    assert cell.std is not None
+    assert cell.mean == pytest.approx(float(mean.mean()), rel=1e-4, abs=1e-7)
+    assert cell.std >= 0.9 * float(mean.std()) / len(mean) ** 0.5  # resamples have an error, too
 
 
 def test_the_bootstrap_of_a_mean_has_its_standard_error(make_images: MakeRun) -> None:
     ours, erm = Run.at(make_images(OURS)), Run.at(make_images(ERM, error=1.5))
     found = by_key(difference_rows([ours, erm], OURS))
-    losses = [
-        -prediction.probs.gather(1, y[:, None]).log().squeeze(1)
-        for prediction, y in (run.prediction("iid") for run in (erm, ours))
-    ]
-    error = (losses[0] - losses[1]).std() / len(losses[0]) ** 0.5
+    differences = losses(erm) - losses(ours)
+    error = differences.std() / len(differences) ** 0.5
     assert found["iid", "difference_std:nll"] == pytest.approx(float(error), rel=0.1)
     low, high = (found["iid", f"difference_{end}:nll"] for end in ("low", "high"))
     assert high - low == pytest.approx(3.92 * float(error), rel=0.15)

@@ -22,23 +22,26 @@ NUM_RESAMPLES = 1000
 SCORES = ("entropy", "epistemic")
 # What is written of a difference, before the name of its metric.
 DIFFERENCE, LOW, HIGH = "difference:", "difference_low:", "difference_high:"
-STD, SEEDS = "difference_std:", "difference_seeds:"
+STD = "difference_std:"
 REMARK = (
-    "Each number minus that of {against}, as a mean over the seeds that both have, ± its standard "
-    "deviation over {number:,} resamples of the test samples, which all methods, seeds and "
-    "corruptions share. Bold: the 95 % interval of the resamples excludes 0. Networks are not "
-    "resampled: what another seed would change, a test over seeds has to say."
+    "Each number minus that of {against} with the same seed, ± its standard deviation over "
+    "{number:,} resamples of the test samples, which all methods and corruptions share. Bold: the "
+    "95 % interval of the resamples excludes 0. Of several seeds, differences, deviations and the "
+    "bounds of the intervals are means, so that an interval is no narrower than that of the mean "
+    "difference. Networks are not resampled: what another seed would change, a test over seeds "
+    "has to say."
 )
 
 Values = Mapping[Key, Tensor]
+BySeed = dict[Key, list[float]]  # what each seed gives
 
 
 def difference_rows(runs: Sequence[Run], against: str) -> list[Row]:
-    """How far each line is from a method, and between which bounds, of runs on the same data.
+    """How far each run is from that of a method with the same seed, and between which bounds.
 
-    Rows `difference:METRIC`, `difference_low:METRIC` and `difference_high:METRIC` are of the mean
-    over the seeds that both lines have, `difference_seeds:METRIC` of them; the seed of the row is
-    the first of these.
+    Rows `difference:METRIC`, `difference_low:METRIC`, `difference_high:METRIC` and
+    `difference_std:METRIC`, of runs on the same data. Each run has its own, so that those of
+    several machines add up.
 
     Args:
         runs: finished ones that have kept their predictions.
@@ -52,33 +55,23 @@ def difference_rows(runs: Sequence[Run], against: str) -> list[Row]:
         if (own := lines.pop(Line(against, ()), None)) is None:
             kinds = choices(against, [run.kind for run in setting.runs])
             raise UserError(f"{setting.name}: no run of '{against}' to compare with; {kinds}")
-        known = {seed: _resampled(run, setting) for seed, run in own.items()}
-        for others in lines.values():
-            common = [seed for seed in others if seed in known]
-            found = {seed: _resampled(others[seed], setting) for seed in common}
-            rows += _rows([(others[s], found[s], own[s], known[s]) for s in common])
+        for seed, other in own.items():
+            same = [found[seed] for found in lines.values() if seed in found]
+            known = _resampled(other, setting) if same else {}
+            for run in same:
+                rows += _rows(run, other, _resampled(run, setting), known)
     return rows
 
 
-def _rows(pairs: Sequence[tuple[Run, Values, Run, Values]]) -> Iterator[Row]:
-    """The rows of a line from its runs, those of the other method, and the resamples of both."""
-    if not pairs:
-        return
-    numbers = [
-        {(row.split, row.metric): row.value for row in run.rows()}
-        for pair in pairs
-        for run in (pair[0], pair[2])
-    ]
-    for split, metric in pairs[0][1]:
-        key = split, metric
-        drawn = torch.stack([mine[key] - its[key] for _, mine, _, its in pairs]).mean(0)
-        signed = zip(numbers[::2], numbers[1::2], strict=True)
-        value = fmean(mine[key] - its[key] for mine, its in signed)
+def _rows(run: Run, other: Run, mine: Values, its: Values) -> Iterator[Row]:
+    """The rows of a run from the other one, and from the resamples of both."""
+    own, others = ({(r.split, r.metric): r.value for r in each.rows()} for each in (run, other))
+    for key, values in mine.items():
+        split, metric = key
+        drawn = values - its[key]
         low, high = metrics.interval(drawn)
-        found = {DIFFERENCE: value, LOW: low, HIGH: high, STD: float(drawn.std())}
-        found[SEEDS] = float(len(pairs))
-        named = {f"{name}{metric}": each for name, each in found.items()}
-        yield from pairs[0][0].make_rows({split: named})
+        found = {DIFFERENCE: own[key] - others[key], LOW: low, HIGH: high, STD: float(drawn.std())}
+        yield from run.make_rows({split: {f"{name}{metric}": v for name, v in found.items()}})
 
 
 def _resampled(run: Run, setting: Setting) -> Values:
@@ -130,16 +123,15 @@ def build_difference_tables(
         rows: as `difference_rows` gives them for these runs.
         against: the registry key of that method.
     """
-    found: dict[tuple[str, str, str], dict[Key, float]] = {}
+    found: dict[tuple[str, str, str], BySeed] = {}
     for row in rows:
-        found.setdefault(row[:3], {})[row.split, row.metric] = row.value
+        values = found.setdefault(row[:3], {})
+        values.setdefault((row.split, row.metric), []).append(row.value)
     tables = [_table(setting, found, against) for setting in settings]
     return [table for table in tables if table.lines]
 
 
-def _table(
-    setting: Setting, found: Mapping[tuple[str, str, str], Mapping[Key, float]], against: str
-) -> Table:
+def _table(setting: Setting, found: Mapping[tuple[str, str, str], BySeed], against: str) -> Table:
     """The table of one setting, from the differences by recipe, method and variant."""
     names = {(r.recipe.name, r.kind, r.variant_text): str(line_of(r).label) for r in setting.runs}
     lines = {label: found[name] for name, label in names.items() if name in found}
@@ -154,7 +146,7 @@ def _table(
     )
 
 
-def _columns(lines: Iterable[Mapping[Key, float]]) -> tuple[Column, ...]:
+def _columns(lines: Iterable[BySeed]) -> tuple[Column, ...]:
     found = dict.fromkeys(key for values in lines for key in values)
     keys = [(split, name) for split, name in found if name.startswith(DIFFERENCE)]
     return tuple(_column((split, name.removeprefix(DIFFERENCE))) for split, name in keys)
@@ -168,14 +160,14 @@ def _column(key: Key) -> Column:
     return Column(title + arrow, ", ".join(filter(None, words)), key, better, decimals=4)
 
 
-def _line(label: str, values: Mapping[Key, float], columns: Sequence[Column]) -> TableLine:
-    seeds = max(value for (_, metric), value in values.items() if metric.startswith(SEEDS))
-    return TableLine(label, int(seeds), tuple(_cell(values, *column.key) for column in columns))
+def _line(label: str, values: BySeed, columns: Sequence[Column]) -> TableLine:
+    seeds = max(map(len, values.values()))
+    return TableLine(label, seeds, tuple(_cell(values, *column.key) for column in columns))
 
 
-def _cell(values: Mapping[Key, float], split: str, metric: str) -> Cell | None:
+def _cell(values: BySeed, split: str, metric: str) -> Cell | None:
     if (split, f"{DIFFERENCE}{metric}") not in values:
         return None
     names = (DIFFERENCE, LOW, HIGH, STD)
-    mean, low, high, std = (values[split, f"{name}{metric}"] for name in names)
+    mean, low, high, std = (fmean(values[split, f"{name}{metric}"]) for name in names)
     return Cell(mean, std, best=low > 0 or high < 0)
