@@ -30,6 +30,7 @@ def run(
     resume: bool = False,
     evaluated: bool = True,
     share: bool = True,
+    wait: bool = True,
     progress: bool = True,
 ) -> list[Row]:
     """Train and evaluate a recipe with a seed; everything is kept in the directory of the run.
@@ -39,6 +40,7 @@ def run(
         resume: continue what the directory holds.
         evaluated: predict and measure what was trained; a member of an ensemble need not be.
         share: take over stages that other runs under the same root have finished.
+        wait: wait for a stage that another of these runs trains; if not, a `BusyError` is raised.
         progress: draw progress bars.
 
     Returns:
@@ -51,7 +53,7 @@ def run(
     for member in method.ensemble() or (method,):
         check_heldout(member.stages(), data.heldout)
     on_first_process(fabric, lambda: run.claim(resume=resume))
-    record = train(fabric, run, method, share=share, progress=progress)
+    record = train(fabric, run, method, share=share, wait=wait, progress=progress)
     if not evaluated:
         return []
     kept = run.rows() if run.has_rows() else []
@@ -61,7 +63,13 @@ def run(
 
 
 def train(
-    fabric: Fabric, run: Run, method: Method, *, share: bool = True, progress: bool = True
+    fabric: Fabric,
+    run: Run,
+    method: Method,
+    *,
+    share: bool = True,
+    wait: bool = True,
+    progress: bool = True,
 ) -> Checkpoints:
     """Train the method of a run whose directory is claimed; returns the record of its training.
 
@@ -73,13 +81,14 @@ def train(
         run: the run.
         method: what it built, trained in place.
         share: take over stages that other runs under the same root have finished.
+        wait: wait for a stage that another of these runs trains; if not, a `BusyError` is raised.
         progress: draw progress bars.
     """
     record = Checkpoints(None, {})
     for number, (member, part) in enumerate(zip(run.members, method.ensemble(), strict=True)):
         on_first_process(fabric, partial(member.claim, resume=True))
         trained = member.build(run.data.task)
-        its = train(fabric, member, trained, share=share, progress=progress)
+        its = train(fabric, member, trained, share=share, wait=wait, progress=progress)
         part.load_state_dict(trained.state_dict())
         record.include(its, f"member{number}")
     if not run.members:
@@ -93,7 +102,7 @@ def train(
             identity=run.identity,
             engine=run.recipe.engine,
             fabric=fabric,
-            stages=run.stage_cache() if share else None,
+            stages=run.stage_cache(wait) if share else None,
             progress=progress,
         )
     fabric.to_device(method.eval())

@@ -10,7 +10,15 @@ NUM_LISTED = 60
 
 
 class UserError(ValueError):
-    """Names the offending value and the remedy; the command line prints it and exits with 2."""
+    """Names the offending value and the remedy; the command line prints it and exits."""
+
+    exit_code = 2
+
+
+class BusyError(UserError):
+    """Another process is making what this one needs: try again later."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h
 
 
 class DataError(UserError):

@@ -16,20 +16,20 @@ from density_softmax.grid.view import GridView, duration
 class Scripted:
     """An engine whose jobs end as they are told to, when they are told to."""
 
-    def __init__(self, capacity: int | None = None, **errors: str | Exception) -> None:
+    def __init__(self, capacity: int | None = None, **errors: str | Exception | Outcome) -> None:
         self.capacity, self.errors = capacity, errors
         self.started: list[str] = []
-        self.words: dict[str, tuple[str, ...]] = {}
+        self.words: list[tuple[str, ...]] = []
         self.most_at_once = self.busy = 0
 
     def submit(self, job: Job) -> Future[Outcome]:
         self.started.append(job.name)
-        self.words[job.name] = job.words[2:]
+        self.words.append(job.words[2:])
         self.busy += 1
         self.most_at_once = max(self.most_at_once, self.busy)
         job.log.parent.mkdir(parents=True, exist_ok=True)
         job.log.touch()
-        return Ending(self, self.errors.get(job.name, ""))
+        return Ending(self, self.errors.pop(job.name, ""))
 
     def stop(self) -> None:
         """Nothing runs."""
@@ -38,13 +38,13 @@ class Scripted:
 class Ending(Future):  # type: ignore[type-arg]
     """Ends at the second look."""
 
-    def __init__(self, engine: Scripted, error: str | Exception) -> None:
+    def __init__(self, engine: Scripted, error: str | Exception | Outcome) -> None:
         super().__init__()
         self.engine, self.error = engine, error
         if isinstance(error, Exception):
             self.set_exception(error)
         else:
-            self.set_result(Outcome(2.0, error))
+            self.set_result(error if isinstance(error, Outcome) else Outcome(2.0, error))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         self.engine.busy -= 1
@@ -109,6 +109,23 @@ def test_an_engine_that_loses_a_job_is_a_failure_of_the_job(tmp_path: Path) -> N
     execute(board, Scripted(a=RuntimeError("the node\ndied")), Recorder())
     assert states(board) == {"a": "failed", "b": "done"}
     assert board.entries[0].error == "the node died"
+
+
+def test_a_job_that_would_wait_for_another_run_lets_others_go_first(tmp_path: Path) -> None:
+    board = Board([entry(tmp_path, n) for n in "abc"], tmp_path / "cells.csv")
+    for each in board.entries:
+        each.shares = True
+    busy = Outcome(1.0, "another run trains the same stage", busy=True)
+    engine, seen = Scripted(capacity=1, a=busy), Recorder()
+    execute(board, engine, seen)
+    assert engine.started == ["a", "b", "c", "a"]
+    assert engine.words == [("--no-wait",)] * 3 + [()]  # the second time it waits
+    assert set(states(board).values()) == {"done"}
+    assert [state for name, state in seen.seen if name == "a"][-3:] == [
+        "waiting",
+        "running",
+        "done",
+    ]
 
 
 @pytest.mark.parametrize("capacity", [1, 2, None])

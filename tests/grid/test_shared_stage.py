@@ -6,6 +6,8 @@ import pytest
 from small_grid import cells_of, results, run_inline, without_costs
 
 from density_softmax.benchmark import run
+from density_softmax.engine import start
+from density_softmax.errors import BusyError
 from density_softmax.grid.plan import Cell
 from density_softmax.runs.rows import read_rows
 from density_softmax.runs.run import Run
@@ -93,6 +95,20 @@ def test_a_cell_that_fails_stops_no_other(tmp_path: Path) -> None:
     assert taken[0] == FIRST + DENSITY + 4 * HEAD
     assert origin(second) == ""
     assert {origin(cell) for cell in others} == {str(second.run.path)}
+
+
+def test_a_run_that_need_not_wait_leaves_a_stage_to_the_run_that_trains_it(tmp_path: Path) -> None:
+    first, second, *_ = cells(tmp_path, "scales")
+    fabric = start(first.run.recipe.engine)
+    method = first.run.build(first.run.data.task)
+    cache = first.run.stage_cache()
+    digest = cache.digest(method, first.run.seed, 0, method.stages()[0])
+    with steps() as taken:
+        with cache.reserved(fabric, digest), pytest.raises(BusyError, match="another run trains"):
+            run(second.run, wait=False, progress=False)
+        assert taken[0] == 0
+        run(second.run, resume=True, wait=False, progress=False)
+    assert taken[0] == FIRST + DENSITY + HEAD
 
 
 def test_cells_with_another_penalty_share_nothing_and_those_with_another_head_do(

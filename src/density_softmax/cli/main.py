@@ -28,6 +28,7 @@ console = Terminal()
 
 LARGEST_SEED = 2**63 - 1  # of torch
 RECIPE = "A recipe (see `density-softmax list recipes`), or a table FILE.csv."
+WAIT = "Wait for a stage that another run trains, or exit with code 75."
 INTERRUPTED = 130  # how Typer exits from a KeyboardInterrupt
 
 # torch and scikit-learn take seconds to import: each command imports what it needs, --help nothing.
@@ -96,6 +97,7 @@ def train(
     share: Annotated[
         bool, typer.Option("--share/--no-share", help="Reuse finished stages of other runs.")
     ] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help=WAIT)] = True,
     evaluated: Annotated[
         bool, typer.Option("--evaluate/--no-evaluate", help="Evaluate after training.")
     ] = True,
@@ -136,7 +138,7 @@ def train(
     run = run if member is None else run.member(member)
     if is_first_process() and run.data.about:
         console.print(run.data.about, soft_wrap=True, markup=False, highlight=False)
-    rows = benchmark.run(run, resume=resume, evaluated=evaluated, share=share)
+    rows = benchmark.run(run, resume=resume, evaluated=evaluated, share=share, wait=wait)
     if not is_first_process():
         return
     if evaluated:
@@ -301,11 +303,11 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        _fail(str(error))
+        _fail(str(error), error.exit_code)
     except OSError as error:
         if error.errno not in REMEDIES:
             raise
-        _fail(file_error(error))
+        _fail(file_error(error), UserError.exit_code)
     except SystemExit as end:
         if end.code == INTERRUPTED:
             print(
@@ -315,7 +317,7 @@ def main() -> None:
         raise
 
 
-def _fail(message: str) -> None:
-    """Print one line and leave with exit code 2."""
+def _fail(message: str, exit_code: int) -> None:
+    """Print one line and leave."""
     print(f"density-softmax: {' '.join(plain(message).split())}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(exit_code)

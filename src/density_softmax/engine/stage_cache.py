@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from density_softmax import __version__
 from density_softmax.config import plain
 from density_softmax.engine.checkpoints import Checkpoints, read_progress
+from density_softmax.errors import BusyError
 from density_softmax.files import StorageError, hash_tensor, lock_file
 from density_softmax.methods.base import Method
 from density_softmax.training import Stage
@@ -48,10 +49,11 @@ class StageCache:
     Args:
         root: the folder whose runs share stages.
         inputs: what the stages of this run read, as JSON values: data, encoder, precision.
+        wait: whether to wait for a stage that another run trains.
     """
 
-    def __init__(self, root: Path, inputs: Mapping[str, Any]) -> None:
-        self.folder, self.root, self.inputs = root / FOLDER, root, inputs
+    def __init__(self, root: Path, inputs: Mapping[str, Any], wait: bool = True) -> None:
+        self.folder, self.root, self.inputs, self.wait = root / FOLDER, root, inputs, wait
 
     def digest(self, method: Method, seed: int, number: int, stage: Stage) -> str:
         """The digest of everything that decides what a stage leaves.
@@ -85,7 +87,7 @@ class StageCache:
     def reserved(
         self, fabric: Fabric, digest: str, waiting: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """Inside, no other run trains this stage; a run that does is waited for.
+        """Inside, no other run trains this stage; one that does is waited for, or an error.
 
         Args:
             fabric: the processes of this run, the first of which holds the lock.
@@ -95,6 +97,8 @@ class StageCache:
         lock = self._open(digest) if fabric.is_global_zero else None
         try:
             if not fabric.broadcast(lock is None or lock_file(lock, without_locks=True)):
+                if not self.wait:
+                    raise BusyError("another run trains the same stage; try again once it has")
                 waiting()
                 while not fabric.broadcast(lock is None or lock_file(lock, without_locks=True)):
                     time.sleep(PATIENCE)

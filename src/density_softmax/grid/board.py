@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -45,6 +45,8 @@ class Entry:
         error: why it failed.
         began: when it was first seen to run, by a clock that only ever goes forward.
         ran: whether it was this grid that ran it.
+        shares: whether another job may be training a stage that it needs.
+        put_off: whether it found so. Others come first then, and it waits the next time.
     """
 
     job: Job
@@ -56,11 +58,20 @@ class Entry:
     error: str = ""
     began: float = 0.0
     ran: bool = False
+    shares: bool = False
+    put_off: bool = False
 
     @property
     def name(self) -> str:
         """What its job is called."""
         return self.job.name
+
+    @property
+    def attempt(self) -> Job:
+        """Its job, which at first leaves its place to others rather than wait."""
+        if self.put_off or not self.shares:
+            return self.job
+        return replace(self.job, words=(*self.job.words, "--no-wait"))
 
 
 @dataclass
@@ -143,20 +154,22 @@ def execute(board: Board, engine: Engine, watcher: Watcher) -> None:
         changed = _fail_without_needs(board)
         free = None if engine.capacity is None else engine.capacity - len(futures)
         for entry in list(islice(_startable(board, submitted), free)):
-            futures[engine.submit(entry.job)] = entry
+            futures[engine.submit(entry.attempt)] = entry
             submitted.add(entry.name)
         changed += _notice_begun(futures.values())
         _report(board, watcher, changed)
         if not futures:
             break
         ended, _ = wait(futures, timeout=TICK, return_when=FIRST_COMPLETED)
-        _report(board, watcher, [_conclude(futures.pop(future), future) for future in ended])
+        concluded = [_conclude(futures.pop(future), future) for future in ended]
+        submitted -= {entry.name for entry in concluded if entry.state == "waiting"}
+        _report(board, watcher, concluded)
 
 
 def _startable(board: Board, submitted: set[str]) -> Iterator[Entry]:
-    """What can be given to an engine now, in order."""
+    """What can be given to an engine now, in order; last what was put off."""
     done = {entry.name for entry in board.having("done")}
-    for entry in board.having("waiting"):
+    for entry in sorted(board.having("waiting"), key=lambda entry: entry.put_off):
         if entry.name not in submitted and done.issuperset(entry.needs):
             yield entry
 
@@ -182,8 +195,12 @@ def _notice_begun(entries: Iterable[Entry]) -> list[Entry]:
 def _conclude(entry: Entry, future: Future[Outcome]) -> Entry:
     """Note how a job ended; that its engine could not run it is a failure of the job."""
     error = future.exception()
+    if error is None and future.result().busy and not entry.put_off:
+        entry.job.log.unlink(missing_ok=True)
+        entry.state, entry.put_off = "waiting", True
+        return entry
     if error is None:
-        entry.seconds, entry.error = future.result()
+        entry.seconds, entry.error, _ = future.result()
     else:
         entry.error = " ".join(str(error).split()) or type(error).__name__
     entry.state, entry.ran = "failed" if entry.error else "done", True
@@ -256,7 +273,8 @@ def entry_of(cell: Cell, out: Path) -> Entry:
     """
     job = _job(cell.name, cell.command(), cell.run.recipe.engine, out)
     state: State = "done" if cell.is_finished() else "waiting"
-    return Entry(job, cell.run.line, f"seed {cell.run.seed}", cell.needs, state)
+    column = f"seed {cell.run.seed}"
+    return Entry(job, cell.run.line, column, cell.needs, state, shares=True)
 
 
 def _job(name: str, words: tuple[str, ...], engine: EngineConfig, out: Path) -> Job:

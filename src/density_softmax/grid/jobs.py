@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from density_softmax.cluster import enter_cluster, import_ray
+from density_softmax.errors import BusyError
 
 # Imports of this module stay light: every worker of a cluster has it.
 
@@ -41,10 +42,17 @@ class Job:
 
 
 class Outcome(NamedTuple):
-    """How a job ended: after how long, and with which error, if any."""
+    """How a job ended: after how long, and with which error, if any.
+
+    Attributes:
+        seconds: how long it ran.
+        error: why it failed.
+        busy: whether it left because another process is making what it needs.
+    """
 
     seconds: float
     error: str = ""
+    busy: bool = False
 
 
 class Engine(Protocol):
@@ -92,7 +100,8 @@ def run_job(
         with process:
             begun(process)
             code = process.wait()
-    return Outcome(time.perf_counter() - start, describe_failure(code, job.log))
+    busy = code == BusyError.exit_code
+    return Outcome(time.perf_counter() - start, describe_failure(code, job.log), busy)
 
 
 def describe_failure(code: int, log: Path) -> str:

@@ -106,4 +106,6 @@ def _marks(entries: Sequence[Entry]) -> Text:
 def _details(entry: Entry) -> str:
     if entry.state == "failed":
         return f": {entry.error} ({entry.job.log})"
+    if entry.state == "waiting" and entry.put_off:
+        return " for a stage that another run trains"
     return f" in {duration(entry.seconds)}" if entry.state == "done" and entry.seconds else ""

@@ -227,10 +227,10 @@ class Run:
         """Its finished stages and epochs, to read."""
         return Checkpoints(self.path, self.identity, resume=True, writer=False)
 
-    def stage_cache(self) -> StageCache:
-        """Where it finds stages that other runs under its root have finished."""
+    def stage_cache(self, wait: bool = True) -> StageCache:
+        """Where it finds stages that other runs under its root have finished or, to wait, train."""
         inputs = self.recipe.training_inputs(self.seed)
-        return StageCache(self.root, {**inputs, "samples": _hash_samples(self.data)})
+        return StageCache(self.root, {**inputs, "samples": _hash_samples(self.data)}, wait)
 
     def environment(self) -> dict[str, Any]:
         """Versions and hardware at the time of the run."""
