@@ -190,6 +190,11 @@ class MethodConfig(Family, package="density_softmax.methods"):
         """An untrained method around `encoder`; `example` is a batch to measure widths with."""
         return self.method(encoder, num_classes, self, example)
 
+    @property
+    def likelihood(self) -> str:
+        """What figures call minus its epistemic uncertainty; empty if that is no log density."""
+        return self.log_density
+
     def needs(self) -> Needs:
         """What it needs beyond a plain classifier."""
         return Needs()

@@ -72,6 +72,11 @@ class DensitySoftmax(FeatureMethod):
         representation: Descent | None = Descent(epochs=100)
         head: Descent | None = Descent(epochs=1, optimizer=Adam(lr=1e-4))
 
+        @property
+        def likelihood(self) -> str:
+            """A log density or, with classes, minus a sum of surprises."""
+            return "−Σ surprise" if self.classes else self.log_density
+
     config: Config
 
     def setup(self, example: Tensor | None) -> None:
