@@ -149,7 +149,7 @@ class MethodConfig(Family, package="density_softmax.methods"):
     Attributes:
         title: the usual name in tables; by default the kind in title case.
         rank: where tables put the method; by default behind all that have a rank.
-        log_density: the formula of which epistemic uncertainty is the negative, if a log density.
+        log_density: of what the epistemic uncertainty is the negative, if of a log density.
         group: `paper`, the methods and controls of the paper's tables, or `posthoc`, their rivals
             on a network that ERM has trained.
         defines: what is the method's own, `score`, `probs` or both of them; the rest is that of
@@ -189,11 +189,6 @@ class MethodConfig(Family, package="density_softmax.methods"):
     def build(self, encoder: nn.Module, num_classes: int, example: Any = None) -> Method:
         """An untrained method around `encoder`; `example` is a batch to measure widths with."""
         return self.method(encoder, num_classes, self, example)
-
-    @property
-    def likelihood(self) -> str:
-        """What figures call minus its epistemic uncertainty; empty if that is no log density."""
-        return self.log_density
 
     def needs(self) -> Needs:
         """What it needs beyond a plain classifier."""

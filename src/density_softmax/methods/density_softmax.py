@@ -41,7 +41,7 @@ class DensitySoftmax(FeatureMethod):
         kind="density_softmax",
         title="Density-Softmax",
         rank=170,
-        log_density="log p(z)",
+        log_density="log p(z) or −Σ surprise",
     ):
         """The parts and the three trainings of Algorithm 1.
 
@@ -71,11 +71,6 @@ class DensitySoftmax(FeatureMethod):
         scale: ScaleConfig = field(default_factory=QuantileScale.Config)
         representation: Descent | None = Descent(epochs=100)
         head: Descent | None = Descent(epochs=1, optimizer=Adam(lr=1e-4))
-
-        @property
-        def likelihood(self) -> str:
-            """A log density or, with classes, minus a sum of surprises."""
-            return "−Σ surprise" if self.classes else self.log_density
 
     config: Config
 

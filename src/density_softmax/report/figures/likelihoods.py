@@ -50,7 +50,7 @@ def draw(setting: Setting) -> Iterator[Drawing]:
     Args:
         setting: the runs to compare.
     """
-    runs = [run for run in setting.predicted("iid") if run.recipe.method.likelihood]
+    runs = [run for run in setting.predicted("iid") if run.recipe.method.log_density]
     for name, groups in _find_groups(setting.splits).items() if runs else ():
         yield Drawing(
             _likelihood_figure(runs, groups),
@@ -96,7 +96,7 @@ def _likelihood_figure(runs: Sequence[Run], groups: Sequence[Group]) -> Figure:
     panels = panel_figure(labels, height=1.0, most_columns=3, gap=0.3, left=0.3, foot=foot)
     for axes, run in zip(panels.axes, runs, strict=True):
         _draw(axes, run, groups)
-        axes.set_xlabel(run.recipe.method.likelihood, labelpad=1)
+        axes.set_xlabel(run.recipe.method.log_density, labelpad=1)
     for axes in panels.left:
         axes.set_ylabel("density", labelpad=2)
     handles = [Line2D([], [], label=name, **{"color": INK, **look}) for name, _, look in groups]
