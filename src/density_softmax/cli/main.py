@@ -299,7 +299,7 @@ def list_(
 
 
 def main() -> None:
-    """Run the command line; what a user can cure is one line and exit code 2."""
+    """Run the command line; what a user can cure is one line and the exit code of its error."""
     try:
         app()
     except UserError as error:

@@ -149,7 +149,7 @@ class MethodConfig(Family, package="density_softmax.methods"):
     Attributes:
         title: the usual name in tables; by default the kind in title case.
         rank: where tables put the method; by default behind all that have a rank.
-        log_density: of what the epistemic uncertainty is the negative, if of a log density.
+        log_density: how figures label minus the epistemic uncertainty, if it is a log density.
         group: `paper`, the methods and controls of the paper's tables, or `posthoc`, their rivals
             on a network that ERM has trained.
         defines: what is the method's own, `score`, `probs` or both of them; the rest is that of

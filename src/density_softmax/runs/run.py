@@ -228,7 +228,7 @@ class Run:
         return Checkpoints(self.path, self.identity, resume=True, writer=False)
 
     def stage_cache(self, wait: bool = True) -> StageCache:
-        """Where it finds stages that other runs under its root have finished or, to wait, train."""
+        """Where it finds stages of other runs under its root; `wait` for those they still train."""
         inputs = self.recipe.training_inputs(self.seed)
         return StageCache(self.root, {**inputs, "samples": _hash_samples(self.data)}, wait)
 
