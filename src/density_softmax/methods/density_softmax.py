@@ -41,7 +41,7 @@ class DensitySoftmax(FeatureMethod):
         kind="density_softmax",
         title="Density-Softmax",
         rank=170,
-        log_density="log p(z) or −Σ surprise",
+        log_density="−epistemic uncertainty",
     ):
         """The parts and the three trainings of Algorithm 1.
 
