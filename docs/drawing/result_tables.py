@@ -106,6 +106,7 @@ def is_shown(row: Row, table: Table, line: Line) -> bool:
     return (
         (row.recipe, row.method) == (table.recipe, line.method)
         and is_variant(table.variant_of(row), line.variant)
+        and table.seed in (None, row.seed)
         and any(
             row.metric in parts(column) and fnmatchcase(row.split, column.split or line.split)
             for column in table.columns

@@ -60,6 +60,7 @@ class Table(NamedTuple):
         columns: in their order.
         command: makes the rows.
         setting: what was set in all of these runs, `path=value`, and ends their variants.
+        seed: the only one that is shown; None shows all. An ablation compares one network.
     """
 
     rows: str
@@ -68,6 +69,7 @@ class Table(NamedTuple):
     columns: Sequence[Column]
     command: str
     setting: str = ""
+    seed: int | None = None
 
     def variant_of(self, row: Row) -> str | None:
         """The variant of a row but for the setting; None if it was made in another one."""
@@ -397,6 +399,7 @@ GRIDS = {
             (*labelled("cifar10-c"), *SMALL["cifar10_small"]),
             ABLATED.format(ablation),
             HALF,
+            seed=0,
         )
         for ablation, lines in (("lambda", PENALTIES), ("components", PARTS), ("forms", FORM))
     },
@@ -412,6 +415,7 @@ GRIDS = {
             ),
             without_accuracy(name, by_own_score(ood)),
             SEEDS.format(name).replace("3", f"1 [--set {HALF}]"),
+            seed=0,
         )
         for name, ood in SMALL.items()
     },
