@@ -116,6 +116,8 @@ def test_only_methods_with_a_density_have_their_log_density_drawn(
     assert [d.stem for d in drawings] == [f"digits-likelihood-{n}" for n in ("set-c", "other-sets")]
     titles = [axes.get_title(loc="left") for axes in drawings[0].figure.axes]
     assert titles == ["DDU", "Density-Softmax"]
+    labels = [axes.get_xlabel() for axes in drawings[0].figure.axes]
+    assert labels == ["log p(z)", "−epistemic uncertainty"]
 
 
 @pytest.mark.parametrize("figure", [coverage, entropies, likelihoods])
