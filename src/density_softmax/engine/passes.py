@@ -212,9 +212,10 @@ def _pass(
 ) -> Iterator[tuple[Part, Values]]:
     """Some parts of the samples, in order, with what `function` says of each."""
     batches = source.read([part.indices for part in parts], fabric.device)
-    with torch.no_grad(), fabric.autocast():
-        for part, batch in zip(parts, batches, strict=True):
-            yield part, function(batch)
+    for part, batch in zip(parts, batches, strict=True):
+        with torch.no_grad(), fabric.autocast():
+            values = function(batch)
+        yield part, values
 
 
 def _allocate(

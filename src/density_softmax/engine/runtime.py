@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,7 @@ class EngineConfig:
         devices: processes per machine; under torchrun or SLURM, what those were started with.
         num_nodes: machines.
         strategy: Fabric's; `auto` is one device, or DDP over several.
-        precision: `32-true`, `bf16-mixed`, `16-mixed`, ... On a CPU, bfloat16 is fast only where
+        precision: `32-true`, `bf16-mixed`, `16-mixed`, ... On a CPU, bfloat16 is faster only where
             there are instructions for it.
         feature_memory: megabytes of cached features to keep in memory; above, a mapped file.
         predict_batch_size: samples per forward pass where nothing is learned; null chooses it, so
@@ -85,19 +86,13 @@ def start(config: EngineConfig) -> Fabric:
         atexit.register(_leave_group)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    if fabric.device.type == "cpu" and config.precision.startswith("bf16"):
-        _warn_if_slow(config.precision)
-    return fabric
-
-
-def _warn_if_slow(precision: str) -> None:
-    """A CPU without the instructions converts every number to float32 and back."""
-    if CPUINFO.exists() and not BFLOAT16.search(CPUINFO.read_text(encoding="utf-8")):
+    if _lacks_bfloat16(fabric):
         warnings.warn(
-            f"engine.precision={precision}: this CPU has no instructions for bfloat16 and takes "
-            "two to ten times as long as in float32; set engine.precision=32-true",
-            stacklevel=3,
+            f"engine.precision={config.precision}: this CPU has no instructions for bfloat16 and "
+            "takes longer than in float32; set engine.precision=32-true",
+            stacklevel=2,
         )
+    return fabric
 
 
 def _leave_group() -> None:
@@ -111,15 +106,20 @@ def _fabric(config: EngineConfig) -> Fabric:
     from lightning_fabric import Fabric
     from lightning_fabric.utilities.exceptions import MisconfigurationException
 
+    from density_softmax.engine.precision import RoundedPrecision
+
     shunned = config.accelerator == "auto" and torch.backends.mps.is_available()
+    build = partial(
+        Fabric,
+        accelerator="cpu" if shunned else config.accelerator,
+        devices=config.devices,
+        num_nodes=config.num_nodes,
+        strategy=config.strategy,
+    )
     try:
-        fabric = Fabric(
-            accelerator="cpu" if shunned else config.accelerator,
-            devices=config.devices,
-            num_nodes=config.num_nodes,
-            strategy=config.strategy,
-            precision=config.precision,  # type: ignore[arg-type]
-        )
+        fabric = build(precision=config.precision)  # type: ignore[arg-type]
+        if config.precision == "bf16-mixed" and _lacks_bfloat16(fabric):
+            fabric = build(plugins=RoundedPrecision())
     except (TypeError, ValueError, RuntimeError, MisconfigurationException) as error:
         raise ConfigError(f"engine: {error}") from None
     if fabric.device.type == "mps":
@@ -128,6 +128,14 @@ def _fabric(config: EngineConfig) -> Fabric:
             "samples are computed; choose accelerator=cpu"
         )
     return fabric
+
+
+def _lacks_bfloat16(fabric: Fabric) -> bool:
+    """Whether it computes in bfloat16 on a CPU that is known to have no instructions for it."""
+    half = fabric.strategy.precision.precision.startswith("bf16")
+    if not half or fabric.device.type != "cpu" or not CPUINFO.exists():
+        return False
+    return not BFLOAT16.search(CPUINFO.read_text(encoding="utf-8"))
 
 
 def needs_wrappers(fabric: Fabric) -> bool:
