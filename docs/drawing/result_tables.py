@@ -31,6 +31,7 @@ from pathlib import Path
 
 from table_layouts import DETECTION, TABLES, Column, Line, Table, is_itself
 
+from density_softmax.metrics import paired_t_test
 from density_softmax.report.paper import paper_value
 from density_softmax.runs.rows import read_rows, write_rows
 from density_softmax.types import Row
@@ -142,7 +143,7 @@ def cell(line: Line, rows: Sequence[Row], column: Column) -> str:
         return MISSING
     mean = column.form(statistics.fmean(found))
     if column.metric.startswith("difference:"):
-        return with_interval(mean, rows, column)
+        return with_interval(mean, rows, column) + ("†" if differ(found) else "")
     return f"{mean} ± {column.form(statistics.stdev(found))}" if found[1:] else mean
 
 
@@ -155,6 +156,11 @@ def with_interval(mean: str, rows: Sequence[Row], column: Column) -> str:
     )
     text = f"{mean} [{column.form(low)}, {column.form(high)}]"
     return f"**{text}**" if low > 0 or high < 0 else text
+
+
+def differ(found: Sequence[float]) -> bool:
+    """Whether differences of at least three seeds are not 0, by a t-test at a level of 5 %."""
+    return len(found) >= 3 and paired_t_test(found, [0.0] * len(found)) < 0.05
 
 
 def values(rows: Sequence[Row], split: str, metric: str) -> list[float]:

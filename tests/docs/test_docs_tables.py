@@ -162,6 +162,27 @@ def test_rows_of_the_same_commit_are_added_to_and_those_of_another_replaced(
     assert keep("b", other) == [other]
 
 
+@pytest.mark.parametrize(
+    ("values", "marked"),
+    [
+        ((0.1, 0.1, 0.1), True),
+        ((0.1, 0.12, 0.11), True),
+        ((0.1, 0.4, -0.1), False),
+        ((0.1, 0.12), False),
+    ],
+)
+def test_a_difference_is_marked_where_a_test_over_three_seeds_or_more_excludes_0(
+    values: tuple[float, ...], marked: bool, markdown: Callable[..., list[str]]
+) -> None:
+    rows = [
+        row(value, metric=f"difference{bound}:nll", seed=seed)
+        for seed, value in enumerate(values)
+        for bound in ("", "_low", "_high")
+    ]
+    column = NLL._replace(metric="difference:nll", form=layouts.signed)
+    assert markdown(rows, table(column))[0].endswith("† |") == marked
+
+
 def test_the_interval_of_several_seeds_is_the_mean_of_theirs(
     markdown: Callable[..., list[str]],
 ) -> None:
