@@ -163,6 +163,7 @@ def test_a_stage_changes_the_parts_it_names_and_no_other(trained: Path) -> None:
         state = left
 
 
+@pytest.mark.filterwarnings("ignore:engine.precision")  # where it would be slow
 @pytest.mark.parametrize(
     "change",
     [
