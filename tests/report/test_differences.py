@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 import torch
@@ -105,6 +106,13 @@ def test_a_method_alone_has_no_table_of_differences(make_images: MakeRun) -> Non
 def test_a_method_without_a_run_is_refused(make_images: MakeRun) -> None:
     with pytest.raises(UserError, match=r"digits: no run of 'sngp' .*deterministic"):
         difference_rows([Run.at(make_images(ERM))], "sngp")
+
+
+def test_runs_without_their_predictions_are_refused(make_images: MakeRun) -> None:
+    runs = [Run.at(make_images(kind)) for kind in (OURS, ERM)]
+    rmtree(runs[1].path / "predictions")
+    with pytest.raises(UserError, match=r"has no predictions.*omit --against"):
+        difference_rows(runs, OURS)
 
 
 def test_a_report_has_the_differences_as_rows_and_as_a_table(

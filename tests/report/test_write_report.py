@@ -5,8 +5,10 @@ import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from density_softmax.errors import UserError
@@ -123,6 +125,22 @@ def test_each_figure_is_written_for_print_and_screen(report: Path) -> None:
     names += ["toy-curves", "toy-seeds"]
     expected = {f"{name}.{ending}" for name in names for ending in ("svg", "pdf", "png")}
     assert {file.name for file in (report.parent / "figures").iterdir()} == expected
+
+
+def test_small_files_of_runs_make_the_same_tables(
+    tmp_path: Path, make_images: MakeRun, undrawn: list[Figure]
+) -> None:
+    for kind in ("deterministic", "density_softmax"):
+        make_images(kind)
+    copied = tmp_path / "copied"
+    copytree(tmp_path / "runs", copied, ignore=ignore_patterns("*.safetensors"))
+    whole, small = (
+        write_report([runs], tmp_path / "out" / runs.name).parent
+        for runs in (tmp_path / "runs", copied)
+    )
+    tables = [file.relative_to(whole) for file in (whole / "tables").iterdir()]
+    for table in [*tables, Path("rows.csv")]:
+        assert (small / table).read_bytes() == (whole / table).read_bytes()
 
 
 def test_unfinished_runs_alone_make_a_page_that_says_so(tmp_path: Path, make: MakeRun) -> None:

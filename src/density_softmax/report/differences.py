@@ -76,6 +76,11 @@ def _rows(run: Run, other: Run, mine: Values, its: Values) -> Iterator[Row]:
 
 def _resampled(run: Run, setting: Setting) -> Values:
     """By split and metric, what each resample of the test samples gives, (resamples,) each."""
+    if not run.has_prediction("iid"):
+        raise UserError(
+            f"{run.path}: has no predictions, which --against compares; copy its predictions/ as "
+            "well, or omit --against"
+        )
     splits = setting.splits
     found = {
         (split, metric): values
