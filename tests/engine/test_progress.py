@@ -1,4 +1,4 @@
-"""Progress bars where there is no terminal: in notebooks, without any package for them."""
+"""Progress bars where there is no terminal: in notebooks, without any package, and in files."""
 
 import IPython.display
 import nbclient
@@ -40,6 +40,14 @@ def test_a_silent_notebook_shows_nothing():
 
 
 @pytest.fixture
+def now(monkeypatch):
+    """The seconds of a clock that only the test moves."""
+    seconds = [0.0]
+    monkeypatch.setattr("density_softmax.engine.progress.time.monotonic", lambda: seconds[0])
+    return seconds
+
+
+@pytest.fixture
 def shown(monkeypatch):
     """What a notebook is given to show, from first to last."""
     drawings = []
@@ -57,9 +65,7 @@ def shown(monkeypatch):
     return drawings
 
 
-def test_bars_are_drawn_while_they_grow_but_not_at_every_step(shown, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("density_softmax.engine.progress.time.monotonic", lambda: now[0])
+def test_bars_are_drawn_while_they_grow_but_not_at_every_step(shown, now):
     with Bars(True) as bars:
         bar = bars.add("density", 1000)
         for _ in range(1000):
@@ -67,3 +73,38 @@ def test_bars_are_drawn_while_they_grow_but_not_at_every_step(shown, monkeypatch
             bar.advance()
     assert 20 <= len(shown) <= 45
     assert "1000/1000" in shown[-1]
+
+
+def test_a_file_gets_a_line_a_minute_with_epoch_and_loss(capsys, now):
+    with Bars(True) as bars:
+        bars.add("count", 1).advance()
+        bar = bars.add("train", 300)
+        for step in range(300):
+            now[0] += 1.0
+            bar.note(f"epoch {step // 30} loss 1.50")
+            bar.advance()
+        during = capsys.readouterr().out.splitlines()
+    after = capsys.readouterr().out
+    assert [line.partition(",")[0] for line in during] == [
+        f"train {step}/300 epoch {step // 30} loss 1.50" for step in (59, 119, 179, 239, 299)
+    ]
+    assert all(line.endswith(" left") for line in during)
+    assert "300/300" in after  # rich's bars, at the end
+
+
+def test_a_stage_of_less_than_a_minute_writes_no_lines(capsys, now):
+    with Bars(True) as bars:
+        bar = bars.add("train", 100)
+        for _ in range(100):
+            now[0] += 0.5
+            bar.advance()
+        assert capsys.readouterr().out == ""
+
+
+def test_silent_bars_write_nothing_to_a_file(capsys, now):
+    with Bars(False) as bars:
+        bar = bars.add("train", 100)
+        for _ in range(100):
+            now[0] += 60.0
+            bar.advance()
+    assert capsys.readouterr().out == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
@@ -19,17 +20,20 @@ from rich.progress import (
 
 # Seconds between two drawings in a notebook, and the width of a line there.
 PAUSE, WIDTH = 0.25, 100
+# Seconds between two lines in a file.
+MINUTE = 60.0
 
 
 class Bars:
     """A group of progress bars that can be silent.
 
-    In a notebook they are text that is replaced as it changes: rich would need ipywidgets there.
+    In a notebook they are text that is replaced as it changes: rich would need ipywidgets there. In
+    a file or a pipe, where rich shows the end only, a line a minute says how far a long stage is.
     """
 
     def __init__(self, show: bool) -> None:
         console = Console()
-        self._notebook = Notebook() if show and console.is_jupyter else None
+        self._text = text_instead(console) if show else None
         self._progress = Progress(
             TextColumn("{task.description:<16}", markup=False),
             BarColumn(),
@@ -37,7 +41,7 @@ class Bars:
             TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=console,
-            disable=not show or self._notebook is not None,
+            disable=not show or isinstance(self._text, Notebook),
         )
 
     def __enter__(self) -> Bars:
@@ -64,14 +68,14 @@ class Bars:
 
     def change(self, task: TaskID, **values: Any) -> None:
         """Update a bar, as rich's progress does."""
-        if self._progress.disable and self._notebook is None:
+        if self._progress.disable and self._text is None:
             return
         self._progress.update(task, **values)
         self._draw()
 
     def _draw(self, final: bool = False) -> None:
-        if self._notebook is not None:
-            self._notebook.draw(self._progress, final)
+        if self._text is not None:
+            self._text.draw(self._progress, final)
 
 
 class Bar:
@@ -108,6 +112,37 @@ class Notebook:
             self._handle = display(shown, raw=True, display_id=True)
         else:
             self._handle.update(shown, raw=True)
+
+
+class Log:
+    """A file or a pipe, which gets a line a minute."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._written = console, time.monotonic()
+
+    def draw(self, progress: Progress, final: bool = False) -> None:
+        """Say how far the stages under way are; at the end rich draws all bars."""
+        if final or time.monotonic() - self._written < MINUTE:
+            return
+        self._written = time.monotonic()
+        for task in progress.tasks:
+            if not task.finished:
+                steps = f"{task.completed:.0f}/{task.total:.0f} {task.fields['note']}".rstrip()
+                left = task.time_remaining
+                rest = "" if left is None else f", {timedelta(seconds=round(left))} left"
+                line = f"{task.description} {steps}{rest}"
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def text_instead(console: Console) -> Notebook | Log | None:
+    """What shows the bars as text, where the output is no terminal.
+
+    Args:
+        console: the output.
+    """
+    if console.is_jupyter:
+        return Notebook()
+    return None if console.is_terminal else Log(console)
 
 
 def as_text(progress: Progress) -> str:
