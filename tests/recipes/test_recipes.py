@@ -118,6 +118,21 @@ def test_the_papers_numbers_are_the_papers(recipe):
     assert method.density.descent.optimizer.lr == 1e-4
 
 
+@pytest.mark.parametrize(
+    ("few", "many"), [("cifar10", "cifar100"), ("cifar10_small", "cifar100_small")]
+)
+def test_a_class_moves_duq_as_far_among_a_hundred_as_among_ten(few, many):
+    # A step is −rate · (mean over classes + weight · penalty + decay · w).
+    ten, hundred = (get_recipe(name, "duq").method for name in (few, many))
+    rates = [config.descent.optimizer.lr for config in (ten, hundred)]
+    assert rates[1] / 100 == pytest.approx(rates[0] / 10)
+    terms = [
+        (config.penalty.weight, config.descent.optimizer.weight_decay) for config in (ten, hundred)
+    ]
+    for of_ten, of_hundred in zip(*terms, strict=True):
+        assert rates[1] * of_hundred == pytest.approx(rates[0] * of_ten)
+
+
 def test_an_unknown_recipe_or_method_is_answered_with_those_there_are():
     with pytest.raises(ConfigError, match="there are: toy, table, digits"):
         get_recipe("tony")

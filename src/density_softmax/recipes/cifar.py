@@ -44,6 +44,8 @@ DDU_TRAIN = Descent(
     optimizer=SGD(lr=0.1, momentum=0.9, nesterov=False, weight_decay=5e-4),
     schedule=Steps(milestones=(150, 250), ratio=0.1, warmup_epochs=0, nominal_epochs=350),
 )
+# `train_duq_cifar.py` of DUQ, for as many epochs as DUE in place of 75.
+DUQ_TRAIN = replace(DUE_TRAIN, optimizer=SGD(lr=0.05, nesterov=False, weight_decay=5e-4))
 
 # What CIFAR-10 and CIFAR-100 share. What a config does not say is its default, and that is the
 # published setting for CIFAR.
@@ -77,20 +79,37 @@ WIDE: Methods = {
     "natural_posterior_network": lambda: methods.NaturalPosteriorNetwork.Config(
         warmup=replace(FLOW, epochs=5), descent=ADAM, finetune=FLOW
     ),
-    # `train_duq_cifar.py`, for as many epochs as DUE in place of 75. Centroids as wide as the 640
-    # features are what the numbers of parameters in the Density-Softmax paper say.
-    "duq": lambda: methods.DUQ.Config(
-        centroid_size=640,
-        descent=replace(DUE_TRAIN, optimizer=SGD(lr=0.05, nesterov=False, weight_decay=5e-4)),
-    ),
     # Momentum and dropout are those of the wide ResNets in the code of DUE and DDU.
     "due": lambda: methods.DUE.Config(norm_momentum=0.01, dropout=0.3, descent=DUE_TRAIN),
     "ddu": lambda: methods.DDU.Config(norm_momentum=0.01, dropout=0.3, descent=DDU_TRAIN),
 }
 
 
-def _paper(penalty: float, scale: RangeScale.Config, sngp_rate: float, factor: float) -> Methods:
-    """All methods; Density-Softmax, its control and SNGP differ between CIFAR-10 and CIFAR-100."""
+def _duq(ten: methods.DUQ.Config, num_classes: int) -> methods.DUQ.Config:
+    """Settings of DUQ for ten classes, changed to suit another number of classes.
+
+    The authors' loss is a mean over the classes. With a hundred of them each has a tenth of the
+    weight, the penalty and the weight decay win, and all kernels end as one constant. The settings
+    returned take the same steps as those for ten classes would on the sum over classes / 10.
+
+    Args:
+        ten: the settings for ten classes.
+        num_classes: how many there are.
+    """
+    times, sgd = num_classes / 10, ten.descent.optimizer
+    assert isinstance(sgd, SGD), "only its steps are proportional to rate · gradient"
+    faster = replace(sgd, lr=sgd.lr * times, weight_decay=sgd.weight_decay / times)
+    return replace(
+        ten,
+        penalty=replace(ten.penalty, weight=ten.penalty.weight / times),
+        descent=replace(ten.descent, optimizer=faster),
+    )
+
+
+def _paper(
+    num_classes: int, penalty: float, scale: RangeScale.Config, sngp_rate: float, factor: float
+) -> Methods:
+    """All methods; Density-Softmax, its control, SNGP and DUQ differ between the two sets."""
     frobenius = FrobeniusPenalty.Config(weight=penalty)
     # `baselines/cifar/experiments/sngp_tune*.py` of uncertainty-baselines, without its filter-wise
     # dropout of rate .1 in training.
@@ -106,6 +125,8 @@ def _paper(penalty: float, scale: RangeScale.Config, sngp_rate: float, factor: f
             frobenius, TRAIN, temperature=1 / scale.middle
         ),
         "sngp": lambda: methods.SNGP.Config(mean_field_factor=factor, l2=3e-4, descent=sngp),
+        # Centroids as wide as the 640 features are what the paper's numbers of parameters say.
+        "duq": lambda: _duq(methods.DUQ.Config(centroid_size=640, descent=DUQ_TRAIN), num_classes),
         "density_softmax": lambda: methods.DensitySoftmax.Config(
             penalty=frobenius,
             representation=TRAIN,
@@ -130,7 +151,7 @@ def cifar10() -> Suite:
     return Suite(
         data=_data("cifar10", shifts=("cifar10-c", "cifar10.1-v6"), ood=("svhn", "cifar100")),
         encoder=WideResNet.Config(depth=28, width=10),
-        methods=_paper(1e-4, RangeScale.Config(-0.55, -0.45), sngp_rate=0.08, factor=20.0),
+        methods=_paper(10, 1e-4, RangeScale.Config(-0.55, -0.45), sngp_rate=0.08, factor=20.0),
     )
 
 
@@ -139,11 +160,13 @@ def cifar100() -> Suite:
     return Suite(
         data=_data("cifar100", shifts=("cifar100-c",), ood=("svhn", "cifar10")),
         encoder=WideResNet.Config(depth=28, width=10),
-        methods=_paper(1e-5, RangeScale.Config(-0.4, -0.3), sngp_rate=0.04, factor=7.5),
+        methods=_paper(100, 1e-5, RangeScale.Config(-0.4, -0.3), sngp_rate=0.04, factor=7.5),
     )
 
 
-def _small(epochs: int, penalty: float, factor: float, num_samples: int) -> Methods:
+def _small(
+    num_classes: int, epochs: int, penalty: float, factor: float, num_samples: int
+) -> Methods:
     """All methods on two CPU cores: one cycle of SGD, and annealing over four fifths of it."""
     cycle, decayed = OneCycle(rise=0.3), SGD(lr=0.2, weight_decay=5e-4)
     train = Descent(epochs=epochs, batch_size=128, optimizer=decayed, schedule=cycle)
@@ -163,7 +186,7 @@ def _small(epochs: int, penalty: float, factor: float, num_samples: int) -> Meth
         "sngp": lambda: methods.SNGP.Config(mean_field_factor=factor, l2=2.5e-4, descent=undecayed),
         "ddu": lambda: methods.DDU.Config(descent=train),
         # Centroids that follow within a training of few steps.
-        "duq": lambda: methods.DUQ.Config(momentum=0.99, descent=train),
+        "duq": lambda: _duq(methods.DUQ.Config(momentum=0.99, descent=train), num_classes),
         "due": lambda: methods.DUE.Config(descent=train),
         # 10 masks in place of 30, with which 800,000 test images would take more than an hour.
         "mc_dropout": lambda: methods.MCDropout.Config(num_samples=10, chunk=10, descent=train),
@@ -203,7 +226,7 @@ def cifar10_small() -> Suite:
     return Suite(
         data=_data("cifar10", shifts=("cifar10-c",), ood=("svhn", "cifar100")),
         encoder=WideResNet.Config(depth=10, width=2, stem_stride=2, channels_last=True),
-        methods=_small(epochs=15, penalty=1e-4, factor=20.0, num_samples=1_000),
+        methods=_small(10, epochs=15, penalty=1e-4, factor=20.0, num_samples=1_000),
     )
 
 
@@ -218,7 +241,7 @@ def cifar100_small() -> Suite:
     return Suite(
         data=_data("cifar100", shifts=("cifar100-c",), ood=("svhn", "cifar10")),
         encoder=WideResNet.Config(depth=10, width=2, stem_stride=2, channels_last=True),
-        methods=_small(epochs=30, penalty=1e-5, factor=7.5, num_samples=250),
+        methods=_small(100, epochs=30, penalty=1e-5, factor=7.5, num_samples=250),
     )
 
 
