@@ -68,8 +68,12 @@ def verdict_of(table: Table) -> Verdict:
             groups[question] = (*groups.get(question, ()), finding)
     # The latency is relative to ERM, which no method can beat by much.
     findings = [each for name, group in groups.items() for each in group if name != COST]
-    title = table.title.partition(":")[0]
-    return Verdict(title[:1].upper() + title[1:], _sentence(table, findings), groups)
+    return Verdict(_heading(table.title.partition(":")[0]), _sentence(table, findings), groups)
+
+
+def _heading(title: str) -> str:
+    """With a capital letter, unless it begins with an identifier such as cifar100_small."""
+    return title[:1].upper() + title[1:] if title.partition(" ")[0].isalpha() else title
 
 
 def _finding(table: Table, number: int, column: Column) -> Finding | None:
