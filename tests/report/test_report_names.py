@@ -8,6 +8,7 @@ from density_softmax.report.names import (
     distinct_stem,
     file_stem,
     fit_labels,
+    heading,
     method_name,
     method_order,
     metric_name,
@@ -133,3 +134,19 @@ def test_long_names_that_begin_alike_are_told_apart_by_their_ends() -> None:
     assert len(set(shown)) == 3
     assert shown[0].endswith("-c, fog 3")
     assert all(len(each) <= 20 for each in shown)
+
+
+@pytest.mark.parametrize(
+    ("title", "expected"),
+    [
+        ("digits: results", "Digits: results"),
+        ("cost of prediction", "Cost of prediction"),
+        ("cifar100_small: results", "cifar100_small: results"),
+        ("cifar10 (precision=bf16-mixed)", "cifar10 (precision=bf16-mixed)"),
+        ("", ""),
+    ],
+)
+def test_a_heading_begins_with_a_capital_letter_unless_it_begins_with_an_identifier(
+    title: str, expected: str
+) -> None:
+    assert heading(title) == expected

@@ -41,16 +41,6 @@ def test_numbers_that_look_the_same_share_the_lead() -> None:
     assert found.sentence == "No method leads alone in any of 1 measure."
 
 
-@pytest.mark.parametrize(
-    ("recipe", "heading"), [("digits", "Digits"), ("cifar100_small", "cifar100_small")]
-)
-def test_a_heading_begins_with_a_capital_letter_unless_it_is_an_identifier(
-    recipe: str, heading: str
-) -> None:
-    both = [Row(recipe, m, "default", 0, "iid", "nll", 0.2) for m in (ERM, OURS)]
-    assert verdict(both).title == heading
-
-
 @pytest.mark.parametrize("num_seeds", [1, 2])
 def test_too_few_seeds_are_said(num_seeds: int) -> None:
     values = [0.1, 0.2][:num_seeds]

@@ -165,6 +165,16 @@ def set_name(name: str) -> str:
     return readable(name) if readable(name).strip() else NAMELESS
 
 
+def heading(title: str) -> str:
+    """The title with a capital letter, unless it begins with an identifier such as cifar100_small.
+
+    Args:
+        title: of a table or of a part of a page.
+    """
+    first = title.partition(" ")[0].removesuffix(":")
+    return title[:1].upper() + title[1:] if first.isalpha() else title
+
+
 def file_stem(*words: str) -> str:
     """The words as a file name without ending; one that is too long ends in a checksum.
 

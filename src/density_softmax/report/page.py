@@ -22,7 +22,14 @@ from density_softmax.files.tables import csv_writer
 from density_softmax.report.columns import Cell, Column, cell_texts
 from density_softmax.report.differences import build_difference_tables, difference_rows
 from density_softmax.report.frame import frame_of, line_of, settings_of
-from density_softmax.report.names import break_lines, distinct_stem, method_name, readable, set_name
+from density_softmax.report.names import (
+    break_lines,
+    distinct_stem,
+    heading,
+    method_name,
+    readable,
+    set_name,
+)
 from density_softmax.report.paper import paper_penalties, paper_results
 from density_softmax.report.requirements import build_requirement_tables
 from density_softmax.report.selection import LeftOut, Runs, sort_runs
@@ -300,6 +307,7 @@ def render(name: str, **values: Any) -> str:
     )
     environment.globals |= {
         "texts": cell_texts,
+        "heading": heading,
         "pixels_per_inch": PIXELS_PER_INCH,
         "base64": lambda content: base64.b64encode(content).decode("ascii"),
     }

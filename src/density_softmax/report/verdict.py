@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from density_softmax.report.columns import Cell, Column, cell_texts
 from density_softmax.report.frame import roles_of
-from density_softmax.report.names import method_name, set_name
+from density_softmax.report.names import heading, method_name, set_name
 from density_softmax.report.tables import Table
 
 # The measures that a verdict weighs; parameters and mean confidences are for the table alone.
@@ -68,12 +68,7 @@ def verdict_of(table: Table) -> Verdict:
             groups[question] = (*groups.get(question, ()), finding)
     # The latency is relative to ERM, which no method can beat by much.
     findings = [each for name, group in groups.items() for each in group if name != COST]
-    return Verdict(_heading(table.title.partition(":")[0]), _sentence(table, findings), groups)
-
-
-def _heading(title: str) -> str:
-    """With a capital letter, unless it begins with an identifier such as cifar100_small."""
-    return title[:1].upper() + title[1:] if title.partition(" ")[0].isalpha() else title
+    return Verdict(heading(table.title.partition(":")[0]), _sentence(table, findings), groups)
 
 
 def _finding(table: Table, number: int, column: Column) -> Finding | None:
